@@ -1,0 +1,167 @@
+"""A model that talks: weights, text and the loop put together.
+
+Invariant: a request is refused before anything is computed for it, or it runs to exactly one finish
+reason: ``stop`` (the model said that it is done) or ``length`` (it reached a limit).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from mie import parts as all_parts
+from mie.engine.plain import greedy_with_cache
+from mie.errors import ConfigError, ContextLengthError, EmptyPromptError, RequestError
+from mie.execution.contiguous_cache import ContiguousCache
+from mie.model import hub
+from mie.model.config import ModelConfig
+from mie.model.decoder import Decoder
+from mie.model.gguf import GGUFFile
+from mie.model.open import open_checkpoint
+from mie.model.weights import load_weights
+from mie.ops.dispatch import Ops
+from mie.text.detokenizer import Detokenizer
+from mie.text.tokenizer import Tokenizer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one step adds: a token, the text that became certain with it, and perhaps the end."""
+
+    text: str
+    token_id: int
+    finish_reason: FinishReason | None = None
+
+
+@dataclass
+class Completion:
+    """A whole answer. ``token_ids`` include the token that ended it; ``text`` does not."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Every token after the first, over the time that they took; 0 when there are none."""
+        steps = len(self.token_ids) - 1
+        return steps / self.decode_seconds if steps > 0 else 0.0
+
+
+class LLM:
+    """A loaded model with its tokenizer.
+
+    ``model`` is ``smollm2-135m``, a folder, a ``.gguf`` file or a Hugging Face id. ``dtype`` and
+    ``device`` default to float32 on a CPU and bfloat16 on a CUDA device. ``parts`` replaces parts
+    of the engine by name: see ``mie.parts``.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = hub.DEFAULT_MODEL,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        parts: Mapping[str, Any] | None = None,
+    ) -> None:
+        chosen = all_parts.choose(parts)
+        place = _device(device)
+        number = _dtype(dtype, place)
+        self.path = hub.resolve(model)
+        self.tokenizer = Tokenizer.load(self.path)
+        checkpoint = open_checkpoint(self.path, chosen.pop("safetensors_reader"))
+        if isinstance(checkpoint, GGUFFile):
+            self.config = ModelConfig.from_dict(checkpoint.hf_config())
+        else:
+            self.config = ModelConfig.from_folder(self.path)
+        self.decoder = Decoder(self.config, number, place, Ops(**chosen))
+        load_weights(self.decoder, checkpoint)
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The tokens that ask the model to answer ``messages``, by its own chat template."""
+        return self.tokenizer.encode_chat(messages)
+
+    def stream(self, prompt: str | Sequence[int], max_tokens: int | None = None) -> Iterator[Piece]:
+        """The answer, token by token, each the most likely one.
+
+        ``prompt`` is text, taken as it stands, or token ids; ``max_tokens`` bounds the answer, and
+        ``None`` lets it fill the context. Raises EmptyPromptError, ContextLengthError or
+        RequestError at once, not at the first token.
+        """
+        token_ids = self._checked(prompt, max_tokens)
+        room = self.config.max_position_embeddings - len(token_ids)
+        return self._pieces(token_ids, room if max_tokens is None else min(max_tokens, room))
+
+    def generate(self, prompt: str | Sequence[int], max_tokens: int | None = 256) -> Completion:
+        """The whole answer, with what it took. Arguments and errors as in ``stream``."""
+        token_ids = self._checked(prompt, max_tokens)
+        answer = Completion(num_prompt_tokens=len(token_ids))
+        start = time.perf_counter()
+        for piece in self.stream(token_ids, max_tokens):
+            if not answer.token_ids:
+                answer.prefill_seconds = time.perf_counter() - start
+            answer.text += piece.text
+            answer.token_ids.append(piece.token_id)
+            answer.finish_reason = piece.finish_reason
+        answer.decode_seconds = time.perf_counter() - start - answer.prefill_seconds
+        return answer
+
+    def _checked(self, prompt: str | Sequence[int], max_tokens: int | None) -> list[int]:
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        limit, size = self.config.max_position_embeddings, self.config.vocab_size
+        if not token_ids:
+            raise EmptyPromptError("the prompt has no tokens")
+        if len(token_ids) >= limit:
+            raise ContextLengthError(
+                f"the prompt has {len(token_ids)} tokens; the model reads {limit}, answer included"
+            )
+        if strange := [token for token in token_ids if not 0 <= token < size]:
+            raise RequestError(f"token {strange[0]} is outside the vocabulary of {size}")
+        if max_tokens is not None and max_tokens < 1:
+            raise RequestError(f"max_tokens is {max_tokens}; it must be at least 1")
+        return token_ids
+
+    def _pieces(self, token_ids: list[int], max_tokens: int) -> Iterator[Piece]:
+        cache = ContiguousCache.for_decoder(self.decoder, len(token_ids) + max_tokens)
+        detokenizer = Detokenizer(self.tokenizer)
+        tokens = greedy_with_cache(self.decoder, token_ids, cache)
+        for count, token in enumerate(tokens, start=1):
+            if token in self.tokenizer.eos_ids:
+                yield Piece(detokenizer.flush(), token, "stop")
+                return
+            text = detokenizer.push(token)
+            if count == max_tokens:
+                yield Piece(text + detokenizer.flush(), token, "length")
+                return
+            yield Piece(text, token)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"no device called {name!r}: {error}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r} was asked for, and torch {torch.__version__} sees none")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in DTYPES:
+        raise ConfigError(f"no dtype called {name!r}; there are auto, {', '.join(DTYPES)}")
+    return DTYPES[name]

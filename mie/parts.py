@@ -1,0 +1,43 @@
+"""The parts of the engine that a reader may replace.
+
+Invariant: every name here has a default that the engine ships and a spec of the same name in
+``mie.spec`` that says what any replacement must do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from mie.errors import UnknownPartError
+
+DEFAULTS: dict[str, str] = {
+    "safetensors_reader": "mie.model.safetensors:SafetensorsFile",
+    "rms_norm": "mie.ops.reference:rms_norm",
+    "rope": "mie.ops.reference:rope",
+    "swiglu": "mie.ops.reference:swiglu",
+    "attention": "mie.ops.reference:attention",
+}
+
+
+def default(name: str) -> Any:
+    """The class or function that the engine uses for part ``name`` unless told otherwise."""
+    _refuse_unknown([name])
+    module, _, attribute = DEFAULTS[name].partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def choose(replacements: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Every part by name: the replacement where there is one, the default elsewhere."""
+    replacements = replacements or {}
+    _refuse_unknown(replacements)
+    return {name: replacements.get(name) or default(name) for name in DEFAULTS}
+
+
+def _refuse_unknown(names: Mapping[str, Any] | list[str]) -> None:
+    unknown = sorted(set(names) - set(DEFAULTS))
+    if unknown:
+        raise UnknownPartError(
+            f"no part called {', '.join(unknown)}; the parts are {', '.join(DEFAULTS)}"
+        )

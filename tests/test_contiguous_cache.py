@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mie.errors import ContextLengthError
-from mie.execution.contiguous_cache import ContiguousCache, NoCache
+from mie.execution.contiguous_cache import ContiguousCache
 from mie.model.config import ModelConfig
+from mie.model.kv_cache import NoCache
 from mie.ops import reference
 
 LAYERS, G, D, H = 2, 2, 4, 6

@@ -16,9 +16,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from mie.execution.contiguous_cache import ContiguousCache, NoCache
+from mie.execution.contiguous_cache import ContiguousCache
 from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
+from mie.model.kv_cache import NoCache
 from mie.model.safetensors import SafetensorsFile
 from mie.model.weights import load_weights, num_parameters
 

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from mie.execution.contiguous_cache import ContiguousCache, NoCache
+from mie.execution.contiguous_cache import ContiguousCache
 from mie.model.decoder import Decoder
+from mie.model.kv_cache import NoCache
 
 
 def greedy_without_cache(decoder: Decoder, prompt: Sequence[int]) -> Iterator[int]:

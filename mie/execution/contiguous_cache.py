@@ -72,19 +72,3 @@ class ContiguousCache:
         """The step is done in all layers: its tokens are part of the context now."""
         assert self.length + num_tokens <= self.capacity
         self.length += num_tokens
-
-
-class NoCache:
-    """Forgets everything: the tokens of a step are the whole context.
-
-    What a transformer does by definition, and the oracle of every cache: computing all positions
-    again must give what remembering them gives.
-    """
-
-    def __init__(self, attention: Callable[..., Tensor] = reference.attention) -> None:
-        self.attention = attention
-
-    def attend(
-        self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float
-    ) -> Tensor:
-        return self.attention(q_THD, k_TGD, v_TGD, scale)

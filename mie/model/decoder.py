@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mie.model.config import ModelConfig
-from mie.model.layers import DecoderLayer, KVCache, RMSNorm
+from mie.model.kv_cache import KVCache
+from mie.model.layers import DecoderLayer, RMSNorm
 from mie.model.rope import rotary_angles
 from mie.ops.dispatch import Ops
 

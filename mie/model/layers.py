@@ -12,23 +12,12 @@ nothing else. It has no idea how many sequences the T tokens belong to: everythi
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 
 from mie.model.config import ModelConfig
+from mie.model.kv_cache import KVCache
 from mie.ops.dispatch import Ops
-
-
-class KVCache(Protocol):
-    """Keeps the K and V of earlier tokens and lets new ones attend to them."""
-
-    def attend(
-        self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float
-    ) -> Tensor:
-        """Remember this step's K and V of ``layer``; return ``out_THD`` over all that it holds."""
-        ...
 
 
 class RMSNorm(nn.Module):

@@ -1,0 +1,74 @@
+"""An answer, shown while it is made, and what it took.
+
+Invariant: what is shown is the text itself and nothing else, each piece the moment it exists. So
+standard output can be piped anywhere; what is said *about* the answer goes to standard error.
+
+Two bounds show in the times (chapter 03). The prompt is computed at once before the first token:
+arithmetic. Every later token reads all the weights again: memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from mie.engine.llm import Piece
+
+# A model can produce any character. These would move a terminal's cursor or change its colours.
+_CONTROLS = {code: None for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\n\t"}
+
+ENDINGS = {
+    "stop": "the model ended it",
+    "length": "cut at the limit of tokens",
+    "interrupted": "you stopped it",
+}
+
+
+@dataclass
+class Answer:
+    """What came, and in which time. ``ending`` is a key of ``ENDINGS``."""
+
+    num_prompt_tokens: int
+    text: str = ""
+    num_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    ending: str = "stop"
+
+    def summary(self) -> str:
+        """One line: prompt and time to the first token, tokens and their rate, how it ended."""
+        tokens = "1 token" if self.num_tokens == 1 else f"{self.num_tokens} tokens"
+        if self.num_tokens > 1 and self.decode_seconds > 0:
+            tokens += f" at {(self.num_tokens - 1) / self.decode_seconds:.1f} a second"
+        return (
+            f"{self.num_prompt_tokens} prompt tokens in {self.prefill_seconds:.2f} s · "
+            f"{tokens} · {ENDINGS[self.ending]}"
+        )
+
+
+def show_answer(pieces: Iterator[Piece], num_prompt_tokens: int, output: TextIO) -> Answer:
+    """Write the pieces to ``output`` as they come, then a line end.
+
+    Ctrl-C ends the answer, not the program: what has come until then is kept.
+    """
+    answer = Answer(num_prompt_tokens)
+    controls = _CONTROLS if output.isatty() else {}
+    start = time.perf_counter()
+    try:
+        for piece in pieces:
+            if answer.num_tokens == 0:
+                answer.prefill_seconds = time.perf_counter() - start
+            answer.text += piece.text
+            answer.num_tokens += 1
+            answer.ending = piece.finish_reason or answer.ending
+            output.write(piece.text.translate(controls))
+            output.flush()
+    except KeyboardInterrupt:
+        answer.ending = "interrupted"
+    answer.decode_seconds = time.perf_counter() - start - answer.prefill_seconds
+    output.write("\n")
+    output.flush()
+    return answer

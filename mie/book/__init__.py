@@ -1,0 +1,21 @@
+"""What chapters use: the strip, sources, predictions beside measurements, a clock, a plot style."""
+
+from mie.book.plots import bar_style
+from mie.book.predict import Prediction, compare, exact, observed, recorded, reported
+from mie.book.source import show
+from mie.book.strip import strip
+from mie.book.timing import Timing, measure
+
+__all__ = [
+    "Prediction",
+    "Timing",
+    "bar_style",
+    "compare",
+    "exact",
+    "measure",
+    "observed",
+    "recorded",
+    "reported",
+    "show",
+    "strip",
+]

@@ -1,0 +1,21 @@
+"""Pictures of what the engine did, drawn from real traces, each with text that says the same."""
+
+from mie.viz.figure import figure_frame
+from mie.viz.file_map import Segment, file_map
+from mie.viz.interactive import interactive
+from mie.viz.kv_grid import Computed, kv_grid
+from mie.viz.logit_lens import Reading, logit_lens
+from mie.viz.stepper import Frame, Stepper
+
+__all__ = [
+    "Computed",
+    "Frame",
+    "Reading",
+    "Segment",
+    "Stepper",
+    "figure_frame",
+    "file_map",
+    "interactive",
+    "kv_grid",
+    "logit_lens",
+]

@@ -1,0 +1,187 @@
+"""The model that talks, against transformers on the book's real model; and every refusal."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from mie import LLM
+from mie.engine.plain import greedy_with_cache, greedy_without_cache
+from mie.errors import (
+    ConfigError,
+    ContextLengthError,
+    EmptyPromptError,
+    ModelNotFoundError,
+    RequestError,
+    UnknownPartError,
+)
+from mie.execution.contiguous_cache import ContiguousCache
+from mie.ops import reference
+
+QUESTIONS = [
+    "What is the capital of France?",
+    "Why is the sky blue?",
+    "Write a Python function that returns the n-th Fibonacci number.",
+    "List three red fruits.\n  1. Apple\n  2.",
+    "Tell me a story about a robot who learns to paint. " * 8,
+]
+
+
+@pytest.fixture(scope="module")
+def transformers_model(smollm2_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(smollm2_path, dtype=torch.float32).eval()
+    return model, AutoTokenizer.from_pretrained(smollm2_path)
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=range(len(QUESTIONS)))
+def test_greedy_text_equals_transformers(smollm2, transformers_model, question):
+    model, tokenizer = transformers_model
+    messages = [{"role": "user", "content": question}]
+    prompt = smollm2.chat_prompt(messages)
+    theirs = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    assert prompt == (theirs if isinstance(theirs, list) else list(theirs["input_ids"]))
+
+    with torch.inference_mode():
+        out = model.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False)
+    expected = out[0, len(prompt) :].tolist()
+    answer = smollm2.generate(prompt, max_tokens=40)
+    assert answer.token_ids == expected
+    assert answer.text == tokenizer.decode(expected, skip_special_tokens=True)
+    assert answer.finish_reason == ("length" if len(expected) == 40 else "stop")
+    assert answer.num_prompt_tokens == len(prompt)
+
+
+def test_paris(smollm2):
+    prompt = smollm2.chat_prompt([{"role": "user", "content": "What is the capital of France?"}])
+    assert "Paris" in smollm2.generate(prompt).text
+
+
+def test_the_stream_is_the_answer_in_pieces(smollm2):
+    prompt = smollm2.chat_prompt([{"role": "user", "content": "Say something in emoji 🐙 é ü"}])
+    pieces = list(smollm2.stream(prompt, max_tokens=30))
+    answer = smollm2.generate(prompt, max_tokens=30)
+    assert "".join(piece.text for piece in pieces) == answer.text
+    assert [piece.token_id for piece in pieces] == answer.token_ids
+    reasons = [piece.finish_reason for piece in pieces]
+    assert reasons[:-1] == [None] * (len(pieces) - 1)
+    assert reasons[-1] == answer.finish_reason
+
+
+def test_with_cache_equals_without(smollm2):
+    prompt = smollm2.tokenizer.encode("Once upon a time, in a town by the sea,")
+    cache = ContiguousCache.for_decoder(smollm2.decoder, 64)
+    with_cache = list(itertools.islice(greedy_with_cache(smollm2.decoder, prompt, cache), 12))
+    without = list(itertools.islice(greedy_without_cache(smollm2.decoder, prompt), 12))
+    assert with_cache == without
+    assert cache.length == len(prompt) + 11  # the last token chosen has not been computed
+
+
+def test_a_conversation_goes_on_in_the_same_cache(smollm2):
+    """Feeding a text in two pieces is feeding it whole."""
+    text = smollm2.tokenizer.encode("The quick brown fox jumps over the lazy dog. The quick brown")
+    whole = ContiguousCache.for_decoder(smollm2.decoder, 64)
+    pieces = ContiguousCache.for_decoder(smollm2.decoder, 64)
+    next(greedy_with_cache(smollm2.decoder, text[:9], pieces))
+    expected = list(itertools.islice(greedy_with_cache(smollm2.decoder, text, whole), 5))
+    again = list(itertools.islice(greedy_with_cache(smollm2.decoder, text[9:], pieces), 5))
+    assert again == expected
+
+
+def test_the_loop_ends_when_the_cache_is_full(smollm2):
+    cache = ContiguousCache.for_decoder(smollm2.decoder, 6)
+    assert len(list(greedy_with_cache(smollm2.decoder, [504, 3575, 282], cache))) == 4
+
+
+def test_bfloat16_logits_are_near(smollm2, smollm2_path):
+    """Thirty layers of eight roundings each; the bound is derived in test_decoder.py."""
+    from mie.model.kv_cache import NoCache
+
+    rough = LLM(smollm2_path, dtype="bfloat16", device="cpu")
+    tokens = torch.tensor(smollm2.tokenizer.encode("The capital of France is Paris, and the sea"))
+    with torch.inference_mode():
+        logits = [
+            llm.decoder.logits(llm.decoder(tokens, torch.arange(len(tokens)), NoCache()))
+            for llm in (smollm2, rough)
+        ]
+    error = (logits[0] - logits[1]).abs().max() / logits[0].abs().max()
+    assert error < 3 * 2**-8 * (30 * 8 + 2) ** 0.5
+
+
+def test_the_gguf_file_itself_talks_too(smollm2_path):
+    llm = LLM(smollm2_path / "SmolLM2-135M-Instruct.Q4_1.gguf", dtype="float32", device="cpu")
+    prompt = llm.chat_prompt([{"role": "user", "content": "What is the capital of France?"}])
+    assert llm.generate(prompt, max_tokens=20).text == "The capital of France is Paris."
+
+
+def test_the_engine_runs_on_the_readers_parts(smollm2, smollm2_path):
+    """Each part replaced by one that counts: all are used, and the tokens stay the same."""
+    from mie.model.safetensors import SafetensorsFile
+
+    used = []
+
+    def counting(name, part):
+        def wrapper(*args):
+            used.append(name)
+            return part(*args)
+
+        return wrapper
+
+    parts = {name: counting(name, getattr(reference, name)) for name in
+             ("rms_norm", "rope", "swiglu", "attention")}  # fmt: skip
+    parts["safetensors_reader"] = counting("safetensors_reader", SafetensorsFile)
+    mine = LLM(smollm2_path, dtype="float32", device="cpu", parts=parts)
+    prompt = smollm2.tokenizer.encode("The capital of France is")
+    assert mine.generate(prompt, 6).token_ids == smollm2.generate(prompt, 6).token_ids
+    assert set(used) == set(parts)
+    layers, steps = 30, 6
+    assert used.count("rms_norm") == steps * (2 * layers + 1)
+    assert used.count("rope") == steps * 2 * layers
+    assert used.count("swiglu") == used.count("attention") == steps * layers
+    assert used.count("safetensors_reader") == 1
+
+
+# -- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", ["", []])
+def test_an_empty_prompt(smollm2, prompt):
+    with pytest.raises(EmptyPromptError):
+        smollm2.stream(prompt)
+
+
+def test_a_prompt_that_leaves_no_room_names_both_lengths(smollm2):
+    with pytest.raises(ContextLengthError, match=r"8192 tokens.*reads 8192"):
+        smollm2.stream([5] * 8192)
+
+
+@pytest.mark.parametrize("token", [-1, 49152])
+def test_a_token_outside_the_vocabulary(smollm2, token):
+    with pytest.raises(RequestError, match=rf"token {token} .* 49152"):
+        smollm2.stream([5, token])
+
+
+@pytest.mark.parametrize("max_tokens", [0, -3])
+def test_an_answer_of_no_tokens(smollm2, max_tokens):
+    with pytest.raises(RequestError, match=str(max_tokens)):
+        smollm2.stream("Hello", max_tokens=max_tokens)
+
+
+def test_settings_are_refused_before_the_model_is_loaded():
+    with pytest.raises(ConfigError, match="int3"):
+        LLM(dtype="int3")
+    with pytest.raises(ConfigError, match="abacus"):
+        LLM(device="abacus")
+    with pytest.raises(UnknownPartError, match=r"softmax.*rms_norm"):
+        LLM(parts={"softmax": torch.softmax})
+    with pytest.raises(ModelNotFoundError):
+        LLM("./no-such-folder")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device to grant")
+def test_a_missing_device_is_named():
+    with pytest.raises(ConfigError, match="cuda"):
+        LLM(device="cuda")

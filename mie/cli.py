@@ -111,7 +111,9 @@ def load_llm(model: str, dtype: str, device: str) -> LLM:
 
 @app.command(epilog='Example: [bold]mie generate "Why is the sky blue?" --max-tokens 60[/]')
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The question, or - to read it from stdin.")],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="The question, or - to read it from stdin.")
+    ],
     model: Model = "smollm2-135m",
     max_tokens: Annotated[int, typer.Option(min=1, help="Where to cut the answer.")] = 256,
     system: System = None,
@@ -162,7 +164,9 @@ def chat(
 
 @app.command(epilog="Example: [bold]mie check rope --implementation my_rope.py:rope[/]")
 def check(
-    part: Annotated[str | None, typer.Argument(help="A part of the engine.")] = None,
+    part: Annotated[
+        str | None, typer.Argument(metavar="PART", help="A part of the engine.")
+    ] = None,
     implementation: Annotated[
         str | None,
         typer.Option(

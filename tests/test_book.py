@@ -156,20 +156,29 @@ def test_measure_waits_for_the_device_and_not_for_the_warm_up(monkeypatch):
     assert (found.median, found.low, found.high, found.n) == (2.0, 1.0, 3.0, 3)
 
 
-def test_measure_frees_one_result_before_it_times_the_next(monkeypatch):
+def test_measure_keeps_one_result_alive_and_no_other(monkeypatch):
     device = Device(monkeypatch)
+    alive = []
 
     class Result:
+        def __init__(self, run):
+            self.run = run
+            assert not alive, "the result before this one still takes up memory"
+            alive.append(run)
+
         def __del__(self):
+            alive.remove(self.run)
             device.now += 50.0  # giving memory back takes time, which belongs to no run
+
+    runs = iter(range(10))
 
     def work():
         device.queue.append(1.0)
-        return Result()
+        return Result(next(runs))
 
-    found = measure(work, n=4, warmup=0)
+    found = measure(work, n=4, warmup=1)
     assert (found.low, found.high) == (1.0, 1.0)
-    assert isinstance(found.result, Result)
+    assert found.result.run == 4
 
 
 def test_synchronize_asks_torch(monkeypatch):
@@ -287,7 +296,7 @@ def lines_of(place) -> str:
 )
 def test_the_lines_named_are_the_lines_shown(obj):
     place = locate(obj)
-    assert lines_of(place).rstrip() == place.code
+    assert lines_of(place) == place.code
     assert place.url == f"{repository_url()}/blob/main/{place.path}#L{place.first}-L{place.last}"
 
 

@@ -317,7 +317,12 @@ def test_rope_scaling(tmp_path):
     ("arch", "weights", "settings", "message"),
     [
         ("gemma3", model(), {}, r"architecture 'gemma3', not of \['llama', 'qwen2', 'qwen3'\]"),
-        ("llama", model() | {"rope_freqs.weight": noise(16)}, {}, r"rope_freqs\.weight: rotary freq"),
+        (
+            "llama",
+            model() | {"rope_freqs.weight": noise(16)},
+            {},
+            r"rope_freqs\.weight: rotary freq",
+        ),
         (
             "llama",
             model() | {"blk.0.ffn_gate_exps.weight": noise(8, 32)},
@@ -380,7 +385,7 @@ def test_no_vocabulary_no_config(tmp_path):
 
 def test_rows_that_are_no_heads(tmp_path):
     file = GGUFFile(write(tmp_path, {"blk.0.attn_q.weight": noise(66, E)}))
-    with pytest.raises(CheckpointError, match="66 rows are no 2 heads of whole pairs"):
+    with pytest.raises(CheckpointError, match="66 rows, 2 heads of pairs"):
         file.load("model.layers.0.self_attn.q_proj.weight")
 
 
@@ -478,6 +483,16 @@ def test_a_broken_file_is_refused_with_its_numbers(tmp_path, case):
     with pytest.raises(CheckpointError, match=message) as caught:
         GGUFFile(path)
     assert str(caught.value).startswith(f"{path}: ")
+
+
+def test_arrays_of_every_length_and_sign(tmp_path):
+    unsigned = setting("unsigned", 9, struct.pack("<IQ2I", 4, 2, 4_000_000_000, 7))
+    signed = setting("signed", 9, struct.pack("<IQ2i", 5, 2, -4, 7))
+    empty = setting("empty", 9, struct.pack("<IQ", 4, 0))
+    path = tmp_path / "arrays.gguf"
+    path.write_bytes(table(unsigned, signed, empty, settings=3))
+    settings, _ = read_table(map_file(path), path)
+    assert settings == {"unsigned": [4_000_000_000, 7], "signed": [-4, 7], "empty": []}
 
 
 def test_the_table_helper_makes_sound_files(tmp_path):

@@ -75,7 +75,9 @@ def test_the_lock_holds_plain_versions() -> None:
 
 
 def test_the_repository_has_one_address() -> None:
-    assert CONFIG["repository"]["url"] == PROJECT["project"]["urls"]["Repository"]
+    address = PROJECT["project"]["urls"]["Repository"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert CONFIG["repository"]["url"] == citation["repository-code"] == address
 
 
 def test_the_books_style_and_settings_ask_for_local_files_only() -> None:

@@ -61,7 +61,7 @@ metadata_of_files = st.none() | st.dictionaries(st.text(max_size=8), st.text(max
 
 
 @per_file
-# At least one tensor: for none, with empty metadata, the library (0.8.0) writes what it cannot read.
+# Not without a tensor: then, with empty metadata, the library (0.8.0) writes what it cannot read.
 @given(st.dictionaries(names, tensors(), min_size=1, max_size=5), metadata_of_files)
 def test_reads_what_the_library_wrote(tmp_path, state, metadata):
     path = tmp_path / "model.safetensors"
@@ -194,10 +194,11 @@ BROKEN_HEADERS = {
         b'{"\\ud800":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}',
         r"the name '\\ud800' is not text",
     ),
-    "not an entry": ({"a": 5}, "a: 5 is not an object of"),
-    "entry lacks": ({"a": {"dtype": "U8", "shape": [8]}}, "is not an object of dtype, shape and"),
-    "entry has more": ({"a": entry() | {"crc": 1}}, "is not an object of dtype, shape and"),
-    "dtype": ({"a": entry("F12")}, "a: unknown dtype 'F12', known are F64 F32"),
+    "megabytes": ({"a": "x" * 1_000_000}, r"a: 'xxxx[x]* \.\.\.$"),
+    "not an entry": ({"a": 5}, "a: 5 is not {dtype, shape"),
+    "entry lacks": ({"a": {"dtype": "U8", "shape": [8]}}, "is not {dtype, shape, data_offsets}"),
+    "entry has more": ({"a": entry() | {"crc": 1}}, "is not {dtype, shape, data_offsets}"),
+    "dtype": ({"a": entry("F12")}, "a: unknown dtype 'F12', known: F64 F32"),
     "dtype list": ({"a": entry(["F32"])}, r"a: unknown dtype \['F32'\]"),
     "shape float": ({"a": entry(shape=(2.0,))}, r"a: shape \[2.0\] is not a list of counts"),
     "shape bool": ({"a": entry(shape=(True, 2))}, r"a: shape \[True, 2\] is not a list of counts"),
@@ -217,23 +218,23 @@ BROKEN_HEADERS = {
     "huge and empty": ({"a": entry(shape=(0, 2**70), end=0)}, "is past 9223372036854775807"),
     "backwards": ({"a": entry(begin=8, end=0)}, r"a: begins at byte \d+8, after its end at \d+0"),
     "past the end": ({"a": entry(end=9)}, r"a: ends at byte \d+, the file at \d+"),
-    "too few bytes": ({"a": entry(end=4)}, r"a: 4 bytes, F32 of shape \[2\] takes 8"),
-    "too many bytes": ({"a": entry("U8")}, r"a: 8 bytes, U8 of shape \[2\] takes 2"),
+    "too few bytes": ({"a": entry(end=4)}, r"a: 4 bytes, F32 \[2\] takes 8"),
+    "too many bytes": ({"a": entry("U8")}, r"a: 8 bytes, U8 \[2\] takes 2"),
     "overlap": (
         {"a": entry(), "b": entry("U8", (1,), 7, 8)},
-        r"b: begins at byte \d+, before \d+, in another",
+        r"b: begins at \d+, before \d+, in another",
     ),
     "empty inside another": (
         {"a": entry(), "b": entry("U8", (0,), 3, 3)},
-        r"b: begins at byte \d+, before \d+, in another",
+        r"b: begins at \d+, before \d+, in another",
     ),
     "hole": (
         {"a": entry("U8", (1,), 0, 1), "b": entry("U8", (6,), 2, 8)},
-        r"b: begins at byte \d+, unused from \d+ on",
+        r"b: begins at \d+, unused from \d+ on",
     ),
-    "hole in front": ({"a": entry("F32", (1,), 4, 8)}, r"a: begins at byte \d+, unused from"),
-    "rest": ({"a": entry("U8", (7,), 0, 7)}, r"the last tensor ends at byte \d+, the file at \d+"),
-    "no tensors": ({}, r"the last tensor ends at byte 10, the file at 18"),
+    "hole in front": ({"a": entry("F32", (1,), 4, 8)}, r"a: begins at \d+, unused from"),
+    "rest": ({"a": entry("U8", (7,), 0, 7)}, r"the tensors end at byte \d+, the file at \d+"),
+    "no tensors": ({}, r"the tensors end at byte 10, the file at 18"),
     "metadata list": ({"__metadata__": []}, r"__metadata__ is \[\], not an object"),
     "metadata number": (
         {"__metadata__": {"step": 3}},

@@ -20,8 +20,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import pytest
 import torch
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
 ROOT = Path(__file__).resolve().parents[1]
 COPY = ROOT / "build" / "executed"
@@ -30,28 +32,38 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SECONDS_A_CELL = 300
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--again", nargs="*", default=[], help="chapters to run though nothing changed"
-    )
-    again = {Path(name).name for name in parser.parse_args().again}
+    parser.add_argument("--again", nargs="*", default=[], help="chapters to run in any case")
+    again = {Path(name).name for name in parser.parse_args(arguments).again}
 
     wanted = {path.name: key(path) for path in runnable_chapters()}
     done = json.loads(KEYS.read_text()) if KEYS.exists() else {}
-    fresh = {name for name in wanted if done.get(name) == wanted[name]} - again
+    fresh = {name for name in wanted if done.get(name) == wanted[name] and copy_of(name).exists()}
+    fresh -= again
     copy_sources(keep=fresh)
+    record(fresh, wanted)
     stale = sorted(wanted.keys() - fresh)
     if not stale:
         print(f"{len(fresh)} chapters, all executed as they are now, in {COPY.relative_to(ROOT)}/")
         return 0
 
     passed = run(stale)
-    silent = [line for name in passed for line in silent_cells(COPY / "chapters" / name)]
-    print(*silent, sep="\n", end="\n" if silent else "")
-    passed -= {line.partition(":")[0] for line in silent}
-    KEYS.write_text(json.dumps({name: wanted[name] for name in sorted(fresh | passed)}, indent=1))
+    for name in sorted(passed):
+        join_streams(copy_of(name))
+        for cell in silent_cells(copy_of(name)):
+            print(f"{name}, cell {cell}: tagged raises-exception, and it raised nothing")
+            passed.discard(name)
+    record(fresh | passed, wanted)
     return 0 if passed == set(stale) else 1
+
+
+def copy_of(name: str) -> Path:
+    return COPY / "chapters" / name
+
+
+def record(names: set[str], keys: dict[str, str]) -> None:
+    KEYS.write_text(json.dumps({name: keys[name] for name in sorted(names)}, indent=1))
 
 
 def runnable_chapters() -> Iterator[Path]:
@@ -116,7 +128,7 @@ def run(names: list[str]) -> set[str]:
         2 if DEVICE == "cpu" and len(names) > 1 else 0
     )  # two chapters on one GPU would time each other
     passed = Passed()
-    notebooks = [str(COPY / "chapters" / name) for name in names]
+    notebooks = [str(copy_of(name)) for name in names]
     options = [
         "--nbmake",
         "--overwrite",
@@ -128,11 +140,20 @@ def run(names: list[str]) -> set[str]:
     return passed.names
 
 
-def silent_cells(notebook: Path) -> Iterator[str]:
-    for index, cell in enumerate(json.loads(notebook.read_text())["cells"]):
-        promised = "raises-exception" in cell["metadata"].get("tags", [])
-        if promised and not any(output["output_type"] == "error" for output in cell["outputs"]):
-            yield f"{notebook.name}: cell {index} is tagged raises-exception and raised nothing"
+def join_streams(notebook: Path) -> None:
+    """What a cell has printed piece by piece is one output; on a page each would be a block."""
+    content, _ = CoalesceStreamsPreprocessor().preprocess(nbformat.read(notebook, 4), {})
+    nbformat.write(content, notebook)
+
+
+def silent_cells(notebook: Path) -> list[int]:
+    """The cells that promise an error and have none among their outputs."""
+    return [
+        number
+        for number, cell in enumerate(json.loads(notebook.read_text())["cells"])
+        if "raises-exception" in cell["metadata"].get("tags", [])
+        and not any(output["output_type"] == "error" for output in cell["outputs"])
+    ]
 
 
 if __name__ == "__main__":

@@ -14,4 +14,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
         for listener in list(listeners):
             if listener.handler.__module__ == "sphinx_thebe":
                 app.disconnect(listener.id)
+    sheets = app.registry.css_files
+    sheets[:] = [(name, options) for name, options in sheets if name != "sphinx-thebe.css"]
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -50,7 +50,8 @@ class Source:
         self.places = places
 
     def markdown(self) -> str:
-        return "\n\n".join(_markdown(place) for place in self.places) + "\n"
+        head = f'<div class="mie-output mie-source">{style("book/source.css")}'
+        return "\n\n".join([head, *map(_markdown, self.places), "</div>\n"])
 
     def __repr__(self) -> str:
         return "\n\n".join(f"{place.name}  {place.where}\n{place.code}" for place in self.places)
@@ -115,7 +116,4 @@ def _markdown(place: Place) -> str:
     longest_run = max(map(len, re.findall("`+", place.code)), default=0)
     fence = "`" * max(3, longest_run + 1)
     where = f"[{place.where}]({place.url})" if place.url else place.where
-    return (
-        f'<div class="mie-output mie-source">{style("book/source.css")}\n\n'
-        f"`{place.name}` {where}\n\n{fence}python\n{place.code}\n{fence}\n\n</div>"
-    )
+    return f"`{place.name}` {where}\n\n{fence}python\n{place.code}\n{fence}"

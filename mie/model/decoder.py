@@ -67,4 +67,8 @@ class Decoder(nn.Module):
         the multiplications of a token.
         """
         head = self.embedding if self.lm_head is None else self.lm_head
+        if self.device.type == "cuda" and self.dtype != torch.float32:
+            # The product adds up in float32 anyway. Rounded to bfloat16, logits near 25 would lie
+            # 1/8 apart, and ties would choose the token.
+            return torch.mm(hidden_TE, head.weight.T, out_dtype=torch.float32)
         return nn.functional.linear(hidden_TE, head.weight).float()

@@ -100,9 +100,7 @@ class GGUFFile:
         tensor = torch.from_numpy(unpacked)
         if heads := self._interleaved_heads(name):
             if len(tensor) % (2 * heads) != 0:
-                raise broken(
-                    self.path, f"{name}: {len(tensor)} rows are no {heads} heads of whole pairs"
-                )
+                raise broken(self.path, f"{name}: {len(tensor)} rows, {heads} heads of pairs")
             tensor = deinterleave_rows(tensor, heads)
         return tensor if dtype is None else tensor.to(dtype)
 
@@ -209,8 +207,8 @@ class GGUFFile:
 
 
 def deinterleave_rows(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """Within each head: rows 0, 2, 4, ... first, then rows 1, 3, 5, ... (a weight, or a bias)."""
-    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])  # head, pair, which of the pair
+    """Within each head: rows 0, 2, 4, … first, then 1, 3, 5, … (of a weight or a bias)."""
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])  # head, pair, which of the two
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 

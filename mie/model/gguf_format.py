@@ -1,4 +1,4 @@
-"""The GGUF format's table of contents: typed settings, then one line per tensor.
+"""The GGUF format's table of contents: typed settings, then one line per tensor::
 
     "GGUF" | version | tensor count | settings count
     settings    key, type, value                      (strings and arrays carry their length)

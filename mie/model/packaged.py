@@ -70,7 +70,7 @@ Convert = Callable[[Path, Path], None]
 def home() -> Path:
     """Where models are kept: ``MIE_HOME``, or ``mie`` in the user's cache folder."""
     chosen = os.environ.get("MIE_HOME")
-    return Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("mie")
+    return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("mie")
 
 
 def installed(model: PackagedModel) -> Path | None:

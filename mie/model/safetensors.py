@@ -1,4 +1,4 @@
-"""The safetensors format, read by hand: a table of contents, then one long array.
+"""The safetensors format, read by hand: a table of contents, then one long array::
 
     byte 0        8                 8 + n                          end of file
          +--------+-----------------+------------------------------------+
@@ -58,7 +58,7 @@ MAX_ELEMENTS = 2**63 - 1  # torch counts elements in a signed 64-bit integer
 
 
 class SafetensorsFile:
-    """One ``.safetensors`` file. Raises ``CheckpointError`` unless all of it is sound."""
+    """One ``.safetensors`` file. Raises ``CheckpointError`` if any of it is unsound."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -74,9 +74,10 @@ class SafetensorsFile:
         check_coverage(self.tensors, data_begin, len(self._bytes), self.path)
 
     def load(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The tensor ``name``: as stored, a view of the mapped file; as another ``dtype``, a copy.
+        """The tensor ``name``: a view of the mapped file, or a copy as another ``dtype``.
 
-        Writing into the view changes memory, never the file. An unknown name is a ``KeyError``.
+        Writing into a view changes memory, never the file. Raises ``KeyError`` for an
+        unknown name.
         """
         info = self.tensors[name]
         flat = view_bytes(self._bytes, info.begin, info.end, DTYPES[info.dtype])
@@ -89,8 +90,8 @@ class SafetensorsFile:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # Unmapping the file here would pull it from under the tensors that view it. Letting go is
-        # enough: the mapping ends with the last of them.
+        # Unmapping the file here would pull it from under the tensors that view it.
+        # Letting go is enough: the mapping ends with the last of them.
         del self._bytes
 
 
@@ -138,13 +139,14 @@ def widen_bfloat16(tensor: torch.Tensor) -> torch.Tensor:
 def split_header(buffer: mmap.mmap, path: Path) -> tuple[bytes, int]:
     """The JSON's bytes, and the offset at which the tensors' bytes begin."""
     if len(buffer) < 8:
-        raise broken(path, f"is {len(buffer)} bytes long, the header's length alone takes 8")
-    (header_bytes,) = struct.unpack_from("<Q", buffer)
-    if header_bytes > MAX_HEADER_BYTES:
-        raise broken(path, f"header of {header_bytes} bytes, {MAX_HEADER_BYTES} are allowed")
-    if 8 + header_bytes > len(buffer):
-        raise broken(path, f"header ends at byte {8 + header_bytes}, the file at {len(buffer)}")
-    return buffer[8 : 8 + header_bytes], 8 + header_bytes
+        raise broken(path, f"is {len(buffer)} bytes long, a header's length takes 8")
+    (length,) = struct.unpack_from("<Q", buffer)
+    end = 8 + length
+    if length > MAX_HEADER_BYTES:
+        raise broken(path, f"header of {length} bytes, {MAX_HEADER_BYTES} are allowed")
+    if end > len(buffer):
+        raise broken(path, f"header ends at byte {end}, the file at {len(buffer)}")
+    return buffer[8:end], end
 
 
 def parse_json(text: bytes, path: Path) -> dict[str, Any]:
@@ -196,16 +198,22 @@ def read_metadata(header: dict[str, Any], path: Path) -> dict[str, str]:
     return metadata
 
 
-def read_entry(name: str, entry: Any, data_begin: int, file_end: int, path: Path) -> TensorInfo:
-    """One line of the table, checked against itself and against the length of the file."""
+def read_entry(
+    name: str,
+    entry: Any,
+    data_begin: int,
+    file_end: int,
+    path: Path,
+) -> TensorInfo:
+    """One line of the table, checked against itself and the length of the file."""
     if not is_text(name):
         raise broken(path, f"the name {name!r} is not text")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise broken(path, f"{name}: {entry!r} is not an object of dtype, shape and data_offsets")
+        raise broken(path, f"{name}: {entry!r} is not {{dtype, shape, data_offsets}}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
 
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise broken(path, f"{name}: unknown dtype {dtype!r}, known are {' '.join(DTYPES)}")
+        raise broken(path, f"{name}: unknown dtype {dtype!r}, known: {' '.join(DTYPES)}")
     if not is_list_of_counts(shape):
         raise broken(path, f"{name}: shape {shape!r} is not a list of counts")
     if not is_list_of_counts(offsets) or len(offsets) != 2:
@@ -217,31 +225,30 @@ def read_entry(name: str, entry: Any, data_begin: int, file_end: int, path: Path
             raise broken(path, f"{name}: shape {shape} is past {MAX_ELEMENTS} elements")
 
     begin, end = data_begin + offsets[0], data_begin + offsets[1]
-    needed = math.prod(shape) * DTYPES[dtype].itemsize
+    given, needed = end - begin, math.prod(shape) * DTYPES[dtype].itemsize
     if begin > end:
         raise broken(path, f"{name}: begins at byte {begin}, after its end at {end}")
     if end > file_end:
         raise broken(path, f"{name}: ends at byte {end}, the file at {file_end}")
-    if end - begin != needed:
-        raise broken(path, f"{name}: {end - begin} bytes, {dtype} of shape {shape} takes {needed}")
+    if given != needed:
+        raise broken(path, f"{name}: {given} bytes, {dtype} {shape} takes {needed}")
     return TensorInfo(dtype, tuple(shape), begin, end)
 
 
 def check_coverage(
     tensors: Mapping[str, TensorInfo], data_begin: int, file_end: int, path: Path
 ) -> None:
-    """The tensors, in the order of their bytes, follow each other without overlap or hole."""
+    """In the order of their bytes, the tensors follow each other: no overlap, no hole."""
     expected = data_begin
-    for name, info in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if info.begin < expected:
-            raise broken(
-                path, f"{name}: begins at byte {info.begin}, before {expected}, in another"
-            )
-        if info.begin > expected:
-            raise broken(path, f"{name}: begins at byte {info.begin}, unused from {expected} on")
-        expected = info.end
+    places = sorted((info.begin, info.end, name) for name, info in tensors.items())
+    for begin, end, name in places:
+        if begin < expected:
+            raise broken(path, f"{name}: begins at {begin}, before {expected}, in another")
+        if begin > expected:
+            raise broken(path, f"{name}: begins at {begin}, unused from {expected} on")
+        expected = end
     if expected != file_end:
-        raise broken(path, f"the last tensor ends at byte {expected}, the file at {file_end}")
+        raise broken(path, f"the tensors end at byte {expected}, the file at {file_end}")
 
 
 def is_list_of_counts(value: Any) -> bool:

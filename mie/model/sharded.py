@@ -1,4 +1,4 @@
-"""A checkpoint cut into several safetensors files, held together by an index.
+"""A checkpoint cut into several safetensors files, held together by an index::
 
     model.safetensors.index.json        {"weight_map": {"model.norm.weight": "model-00002-of-..."}}
     model-00001-of-00002.safetensors

@@ -156,7 +156,7 @@ def _badge(state: State) -> str:
 
 def _item(outcome: Outcome, details: list[tuple[str, str]]) -> str:
     said = "".join(f"<br><em>{word}:</em> {sentence(what)}" for word, what in details)
-    return f"<li>{code(outcome.case.name)} {sentence(outcome.case.rule)}{said}</li>"
+    return f"<li>{code(outcome.case.name)}: {sentence(outcome.case.rule)}{said}</li>"
 
 
 def _wrapped(words: str, indent: int) -> list[str]:

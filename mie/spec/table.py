@@ -35,10 +35,15 @@ class Rules:
 
     def _repr_html_(self) -> str:
         rows = (
-            (sentence(case.rule), sentence(case.otherwise), code(case.name)) for case in self.cases
+            (sentence(case.rule), sentence(_capital(case.otherwise)), code(case.name))
+            for case in self.cases
         )
         head = ("rule", "what breaks without it", "case")
         return f'<div class="mie-output mie-rules">{table(head, rows, text(self.caption))}</div>'
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def rules(name: str) -> Rules:

@@ -18,7 +18,7 @@ setup: $(READY) ## Make the virtual environment; every other target does so when
 
 book: chapters ## Execute the chapters, build the book, check its pages in a browser
 	rm -rf build/pages build/html
-	$(BIN)/jupyter-book build build/executed --path-output build/pages -W -n --keep-going --quiet
+	$(BIN)/jupyter-book build build/executed --path-output build/pages -W -n --keep-going --quiet > /dev/null
 	mv build/pages/_build/html build/html
 	$(BIN)/pytest tests/test_published_book.py
 	@echo "The book: $(CURDIR)/$(PAGES)"

@@ -366,7 +366,7 @@ def test_the_strip_says_what_the_machine_says(quiet):
     quiet.setattr(machine, "memory_bytes", lambda: 7 * 2**30)
     quiet.setattr(machine, "gpu", lambda: "NVIDIA H200, 140 GiB")
     shown = strip(builds=["mie.book.timing"], spec="rope", seconds=40)
-    words = " ".join(Tree(shown.html()).words)
+    words = "".join(Tree(shown.html()).words)
     expected = [
         "A CPU <with> signs, 1 core",
         "7 GiB of memory",

@@ -15,7 +15,7 @@ from mie.text.tokenizer import Tokenizer
 # The kinds of templates that models come with, in their ways of writing; the texts are made up.
 CHATML = """\
 {% for message in messages %}
-{% if loop.first and message['role'] != 'system' %}
+    {% if loop.first and message['role'] != 'system' %}
 {{ '<|im_start|>system\\nBe brief.<|im_end|>\\n' }}{% endif %}
 {{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}
 {% endfor %}

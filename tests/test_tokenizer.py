@@ -297,6 +297,14 @@ def test_llama3_begins_a_prompt_with_one_bos_and_no_text_with_any():
     assert tokenizer.encode_prompt("<bos>The fox") == [0, *text]
 
 
+def test_llama3_takes_a_whole_word_that_its_merges_do_not_reach():
+    metadata = as_gguf_metadata(SMALL, "llama-bpe")
+    metadata["tokenizer.ggml.tokens"].append("Ġlazybones")
+    metadata["tokenizer.ggml.token_type"].append(1)
+    assert len(from_metadata(metadata).encode(" lazybones")) == 1
+    assert len(from_metadata(metadata | {"tokenizer.ggml.pre": "gpt-2"}).encode(" lazybones")) > 1
+
+
 def test_smollm_adds_nothing_to_a_prompt():
     tokenizer = from_metadata(as_gguf_metadata(SMALL, "smollm"))
     assert tokenizer.encode_prompt("The fox") == tokenizer.encode("The fox")

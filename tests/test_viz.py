@@ -178,6 +178,7 @@ def test_any_token_can_be_drawn(token):
 def test_visible_tokens_show_their_spaces():
     assert visible(" Paris") == "·Paris"
     assert visible("a\n\tb\r") == "a⏎⇥b␍"
+    assert visible("\xa0\u200b\x00") == "\\xa0\\u200b\\x00"
     assert visible("x" * 14) == "x" * 14
     assert visible("x" * 15) == "x" * 13 + "…"
 
@@ -369,12 +370,17 @@ def test_the_grid_counts_what_a_run_did(prompt, steps, cached):
         assert (f", {len(again)} of them again" in frame.text) == bool(again)
         assert (f", reads {len(read)} from the cache" in frame.text) == bool(read)
         assert f"; {total} computed so far." in frame.text
-        drawn = sum(
-            each.get("d").count("z")
-            for each in ET.fromstring(frame.svg).iter(f"{SVG}path")
-            if re.match(r"M[\d.]+ [\d.]+h[\d.]+v18h", each.get("d") or "")
-        )
-        assert drawn == sum(step.end for step in run[: now + 1])
+        rows = [brute_force(run, row) for row in range(now + 1)]
+        for kind, fill in enumerate(("-dots-", "-diagonal-", 'fill-opacity="1"')):
+            assert cells(frame, fill) == sum(len(row[kind]) for row in rows)
+
+
+def cells(frame: Frame, fill: str) -> int:
+    """How many cells of the grid are filled in this way; the legend's have another height."""
+    shapes = re.findall(
+        r'<path d="((?:M[\d.]+ [\d.]+h[\d.]+v18h-[\d.]+z)+)" (fill[^/]+)', frame.svg
+    )
+    return sum(path.count("z") for path, style in shapes if fill in style)
 
 
 def test_the_grid_refuses_a_trace_that_does_not_fit():

@@ -96,7 +96,8 @@ def _words(*texts: str) -> list[Item]:
 
 def _item_html(item: Item) -> str:
     text, url = item
-    return f'<a href="{escape(url)}">{escape(text)}</a>' if url else f"<span>{escape(text)}</span>"
+    words = escape(text).replace("/", "/<wbr/>")  # a path may break after its slashes
+    return f'<a href="{escape(url)}">{words}</a>' if url else f"<span>{words}</span>"
 
 
 def _prepare() -> int:

@@ -17,7 +17,7 @@ import torch
 
 from mie.execution.contiguous_cache import ContiguousCache
 from mie.model.decoder import Decoder
-from mie.model.kv_cache import NoCache
+from mie.model.kv_cache import KVCache, NoCache
 
 
 def greedy_without_cache(decoder: Decoder, prompt: Sequence[int]) -> Iterator[int]:
@@ -35,8 +35,9 @@ def greedy_with_cache(
 ) -> Iterator[int]:
     """The same tokens, computing each position once. Ends when the cache is full.
 
-    ``cache`` may already hold the beginning of a conversation; ``prompt`` is then what comes after
-    it. The first step computes the prompt (prefill), each later one a single token (decode).
+    ``cache`` may already hold the beginning of a conversation; ``prompt`` is then what comes
+    after it. The first step computes the prompt (prefill), each later one a single token
+    (decode).
     """
     new = list(prompt)
     while cache.length + len(new) <= cache.capacity:
@@ -47,11 +48,9 @@ def greedy_with_cache(
 
 
 @torch.inference_mode()
-def next_token(
-    decoder: Decoder, token_ids: Sequence[int], position: int, cache: ContiguousCache | NoCache
-) -> int:
-    """One step: put ``token_ids``, the first of which stands at ``position``, through the model and
-    choose the most likely next token (the lowest id among equals)."""
+def next_token(decoder: Decoder, token_ids: Sequence[int], position: int, cache: KVCache) -> int:
+    """One step: put ``token_ids``, the first of them at ``position``, through the model and
+    choose the most likely next token."""
     token_ids_T = torch.tensor(token_ids, device=decoder.device)
     positions_T = torch.arange(position, position + len(token_ids), device=decoder.device)
     hidden_TE = decoder(token_ids_T, positions_T, cache)

@@ -87,8 +87,8 @@ def num_parameters(config: ModelConfig) -> int:
 def load_weights(decoder: Decoder, checkpoint: Checkpoint) -> None:
     """Fill ``decoder`` from ``checkpoint``, converting each tensor to the decoder's dtype.
 
-    Raises WeightMismatchError, with nothing written, when a tensor is missing, surplus, of another
-    shape, or holds integers where numbers are wanted.
+    Raises WeightMismatchError, with nothing written, when a tensor is missing, surplus, of
+    another shape, or holds integers where real numbers are wanted.
     """
     table = placements(decoder.config)
     _compare(table, checkpoint)

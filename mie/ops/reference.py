@@ -30,14 +30,14 @@ def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
 
 
 def rope(x_THD: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
-    """Turn pair i of each head, (x[i], x[i + R]), by the angle that position and pair determine.
+    """Turn pair i of each head, (x[i], x[i + R]), by the angle of its position and pair.
 
         [ a' ]   [ cos  -sin ] [ a ]
         [ b' ] = [ sin   cos ] [ b ]
 
-    ``cos_TR`` and ``sin_TR`` are float32, one row a token: see ``mie.model.rope``. All heads of a
-    token turn alike. Su et al., 2021; the pairing of halves is that of GPT-NeoX and of every model
-    in Hugging Face's format.
+    ``cos_TR`` and ``sin_TR`` are float32, one row a token: see ``mie.model.rope``. All heads
+    of a token turn alike. Su et al., 2021; the pairing of halves is that of GPT-NeoX and of
+    every model in Hugging Face's format.
     """
     a_THR, b_THR = x_THD.float().chunk(2, dim=-1)
     cos, sin = cos_TR.unsqueeze(1), sin_TR.unsqueeze(1)  # one angle for all heads
@@ -62,7 +62,7 @@ def attention(q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor, scale: float) -> Tens
         weights = softmax(q · kᵀ · scale), over the keys that this query may see
         out     = weights · v
 
-    The T queries are the *last* T of the S positions, so query t sees the keys 0 … S - T + t::
+    The T queries are the *last* T of the S positions: query t sees the keys 0 … S - T + t::
 
              keys 0 1 2 3 4          S = 5 positions in all, T = 2 of them computed now
         query 0   x x x x .

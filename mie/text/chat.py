@@ -11,7 +11,7 @@ whatever goes wrong inside it is a ``ChatTemplateError`` with the template's own
 crash of the engine.
 
 What a template may use was set by Hugging Face's ``apply_chat_template``, and models need all of
-it: ``break`` and ``continue``, ``raise_exception``, ``strftime_now``, a ``tojson`` that leaves ``é``
+it: ``break``, ``continue``, ``raise_exception``, ``strftime_now``, a ``tojson`` that leaves ``é``
 alone, and the block ``generation``, which marks answers for training and is plain text here.
 """
 

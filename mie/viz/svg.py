@@ -39,7 +39,7 @@ _PATTERNS = {  # what is drawn over the tint, in a tile of 8 × 8
     "checks": '<path d="M0 2h4M4 6h4" stroke-width="4"/>',
 }
 _TINT = {"solid": 1.0, "tint": 0.16, "empty": 0.0}  # fills that need no pattern
-
+_SIGNS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 Box = tuple[float, float, float, float]  # left, top, width, height
 
@@ -50,9 +50,15 @@ def paint(colour: str) -> str:
 
 
 def visible(token: str, limit: int = 14) -> str:
-    """A token as something to read: spaces and line breaks shown, cut to ``limit`` letters."""
-    shown = token.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
+    """A token as something to read: blanks and unprintable signs shown, cut to ``limit``."""
+    shown = "".join(map(_sign, token))
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def _sign(letter: str) -> str:
+    if letter in _SIGNS:
+        return _SIGNS[letter]
+    return letter if letter.isprintable() else letter.encode("unicode_escape").decode()
 
 
 class Canvas:

@@ -87,7 +87,7 @@ Model = Annotated[
     ),
 ]
 Dtype = Annotated[
-    str, typer.Option(help="float32, bfloat16, float16; auto: float32 on a CPU, bfloat16 on a GPU.")
+    str, typer.Option(help="float32, bfloat16, float16; auto: bfloat16 for 1B and more on a GPU.")
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1; auto: a GPU where there is one.")]
 System = Annotated[

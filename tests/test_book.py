@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import importlib
+import importlib.metadata
 import inspect
 import os
 import random
@@ -372,7 +373,7 @@ def test_the_strip_says_what_the_machine_says(quiet):
         "7 GiB of memory",
         "NVIDIA H200, 140 GiB",
         "about 40 s on two CPU cores",
-        f"torch {torch.__version__}",
+        f"torch {importlib.metadata.version('torch')}",
         "mie/book/timing.py",
         f"rope ({len(importlib.import_module('mie.spec').cases('rope'))} cases)",
         "seed 0",
@@ -383,12 +384,9 @@ def test_the_strip_says_what_the_machine_says(quiet):
         assert said in words
 
 
-def test_the_strip_names_the_dtype_and_device_that_the_engine_takes(quiet):
-    from mie.engine import llm
-
-    device = llm._device("auto")
-    dtype = str(llm._dtype("auto", device)).removeprefix("torch.")
-    assert f"{dtype} on the {device.type.upper()}" in repr(strip(seconds=1))
+def test_the_strip_names_the_numbers_that_the_chapter_asks_for(quiet):
+    assert "float32 on the CPU" in repr(strip(seconds=1))
+    assert "bfloat16 on CUDA" in repr(strip(seconds=1, numbers="bfloat16 on CUDA"))
 
 
 def test_the_strip_makes_a_run_repeatable(quiet):

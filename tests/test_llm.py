@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mie import LLM
+from mie.engine.llm import auto_dtype
 from mie.engine.plain import greedy_with_cache, greedy_without_cache
 from mie.errors import (
     ConfigError,
@@ -142,6 +143,27 @@ def test_the_engine_runs_on_the_readers_parts(smollm2, smollm2_path):
     assert used.count("rope") == steps * 2 * layers
     assert used.count("swiglu") == used.count("attention") == steps * layers
     assert used.count("safetensors_reader") == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "parameters", "expected"),
+    [
+        ("cpu", 134_515_008, torch.float32),
+        ("cpu", 7_000_000_000, torch.float32),
+        ("cuda", 134_515_008, torch.float32),
+        ("cuda", 1_000_000_000, torch.bfloat16),
+    ],
+)
+def test_only_large_models_on_a_gpu_are_rounded_unasked(device, parameters, expected):
+    assert auto_dtype(torch.device(device), parameters) == expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_bfloat16_logits_are_not_rounded(smollm2_path):
+    llm = LLM(smollm2_path, dtype="bfloat16", device="cuda")
+    logits = llm.decoder.logits(torch.randn(1, 576, dtype=torch.bfloat16, device="cuda"))
+    assert logits.dtype == torch.float32
+    assert not torch.equal(logits, logits.bfloat16().float())
 
 
 # -- refusals -----------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ def strip(
     builds: Sequence[str] = (),
     spec: str | Sequence[str] = (),
     seconds: float,
+    numbers: str = "float32 on the CPU",
 ) -> Strip:
     """Prepare this run and describe it. Make it the last value of a chapter's first cell.
 
@@ -37,9 +38,9 @@ def strip(
     builds: modules, by their import name (``"mie.model.safetensors"``); each must exist.
     spec: the specs that check a reader's version; each must exist.
     seconds: how long the chapter takes on two CPU cores.
+    numbers: the dtype and the device that the chapter asks for.
     """
     threads = _prepare()
-    device, dtype = _device_and_dtype()
     specs = [spec] if isinstance(spec, str) else spec
     chapter: list[Row] = [
         ("Needs", [_chapter(each) for each in needs] or [("nothing before it", None)]),
@@ -49,7 +50,7 @@ def strip(
     ]
     run: list[Row] = [
         ("Run on", _words(*_hardware(), datetime.date.today().isoformat())),
-        ("Numbers", _words(f"{dtype} on the {device}")),
+        ("Numbers", _words(numbers)),
         ("Versions", _words(*(f"{name} {version}" for name, version in _versions().items()))),
         ("Set here", _words(f"seed {SEED}", _threads(threads), "plots as SVG")),
     ]
@@ -118,13 +119,6 @@ def _prepare() -> int:
 
 def _threads(count: int) -> str:
     return "torch on 1 thread" if count == 1 else f"torch on {count} threads"
-
-
-def _device_and_dtype() -> tuple[str, str]:
-    """Where the engine runs a model, and in which numbers, when nobody says otherwise."""
-    import torch
-
-    return ("CUDA", "bfloat16") if torch.cuda.is_available() else ("CPU", "float32")
 
 
 def _hardware() -> list[str]:

@@ -34,11 +34,11 @@ test: lint model ## Style, types, unit tests, and every chapter
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --ignore=tests/test_published_book.py
 	$(BIN)/python tools/execute_chapters.py
 
-test-gpu: $(READY) ## All of that on a CUDA device: kernels compiled, GPU chapters included
+test-gpu: $(READY) ## Everything, on a machine with a CUDA device
 	$(BIN)/python -c 'import torch; torch.cuda.is_available() or exit("make test-gpu needs a CUDA device")'
 	env -u TRITON_INTERPRET $(MAKE) test
 
-bench: chapters ## Repeat the measurements of the chapters, one at a time, and print their tables
+bench: chapters ## Run the chapter on the two bounds (03) again; print the chapters' tables of measurements
 	$(BIN)/mie doctor
 	$(BIN)/python tools/execute_chapters.py --again chapters/03-*.ipynb
 	$(BIN)/python tools/print_measurements.py

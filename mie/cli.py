@@ -125,7 +125,7 @@ def generate(
     device: Device = "auto",
 ) -> None:
     """Answer one prompt, token by token."""
-    from mie.answer import show_answer
+    from mie.terminal.answer import show_answer
 
     if raw and system is not None:
         raise typer.BadParameter("--system is part of the chat template that --raw leaves out")
@@ -153,7 +153,7 @@ def chat(
     device: Device = "auto",
 ) -> None:
     """Talk with the model. /help lists what else can be typed; Ctrl-C stops an answer."""
-    from mie.conversation import Conversation
+    from mie.terminal.conversation import Conversation
 
     llm = load_llm(model, dtype, device)
     console = stderr()
@@ -232,8 +232,8 @@ def doctor(
     ] = False,
 ) -> None:
     """What works on this machine, what doesn't, and what to do about it."""
-    from mie.doctor import State, examine, show
     from mie.model import hub
+    from mie.terminal.doctor import State, examine, show
 
     if fetch:
         hub.resolve(hub.DEFAULT_MODEL)

@@ -6,6 +6,7 @@ import html
 import importlib
 import importlib.metadata
 import inspect
+import json
 import os
 import random
 import re
@@ -20,17 +21,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mie import machine
 from mie.book import (
     Prediction,
     Timing,
     bar_style,
     compare,
     exact,
-    machine,
     measure,
     observed,
     plots,
     recorded,
+    recording,
+    recordings,
     reported,
     show,
     strip,
@@ -237,6 +240,38 @@ def test_seconds_are_not_compared_with_tokens_per_second():
 def test_a_recorded_number_needs_its_stamp():
     with pytest.raises(ValueError, match="where and when"):
         recorded("step", 0.001, "s", stamp="")
+
+
+@pytest.mark.parametrize("path", [*(ROOT / "book/results").glob("*.json")], ids=lambda p: p.stem)
+def test_every_recording_loads_with_its_stamp(path):
+    loaded = recording(path.stem)
+    assert re.fullmatch(r".+ · torch \d+\.\d+\S* · 20\d\d-\d\d-\d\d", loaded.stamp)
+    assert all(isinstance(value, int | float) and value > 0 for value in loaded.values.values())
+    for name in loaded.values:
+        assert recorded(name, loaded[name], "", loaded.stamp).cause == loaded.stamp
+
+
+def test_the_limits_of_an_h200_are_recorded_in_plain_units():
+    h200 = recording("h200-limits")
+    assert h200.stamp == "NVIDIA H200 · torch 2.11.0+cu130 · 2026-11-29"
+    assert quantity(h200["matmul_bf16_flops"], "FLOP/s") == "783 TFLOP/s"
+    assert quantity(h200["read_bytes_per_s"], "B/s") == "4.11 TB/s"
+    with pytest.raises(KeyError, match=r"'tea'.*matmul_bf16_flops, read_bytes_per_s"):
+        h200["tea"]
+
+
+@pytest.mark.parametrize("left_out", ["gpu", "torch", "date", "how", "values"])
+def test_a_recording_that_does_not_say_where_it_comes_from_is_refused(
+    tmp_path, monkeypatch, left_out
+):
+    content = {"gpu": "G", "torch": "2.11", "date": "2026-11-29", "how": "so", "values": {"a": 1}}
+    content[left_out] = ""
+    (tmp_path / "some.json").write_text(json.dumps(content))
+    monkeypatch.setattr(recordings, "RESULTS", tmp_path)
+    with pytest.raises(ValueError, match=rf"some\.json does not say: {left_out}"):
+        recording("some")
+    with pytest.raises(FileNotFoundError, match=r"no recording 'other'.*there are: some"):
+        recording("other")
 
 
 def all_kinds():

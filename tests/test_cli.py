@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import pty
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from mie import cli
 from mie.errors import ChatTemplateError, ContextLengthError, ModelNotFoundError
+from mie.model import packaged
 
 
 @dataclass
@@ -91,7 +93,7 @@ def test_without_stats_nothing_is_said(llm):
 
 def test_each_piece_is_written_before_the_next_is_asked_for(monkeypatch):
     """A stream: the model must not be asked for a token before the last one can be seen."""
-    from mie.answer import show_answer
+    from mie.terminal.answer import show_answer
 
     seen = []
     output = SimpleNamespace(
@@ -133,7 +135,7 @@ def test_stdin_that_is_not_text_is_refused(llm):
 
 
 def test_control_characters_reach_a_pipe_but_not_a_terminal():
-    from mie.answer import show_answer
+    from mie.terminal.answer import show_answer
 
     class Terminal:
         def __init__(self, is_terminal):
@@ -355,12 +357,13 @@ class Terminal:
             os.environ |= {"TERM": "dumb", "COLUMNS": "200"}
             os.execv(sys.executable, [sys.executable, "-c", program])
         self.seen = ""
+        self.utf8 = codecs.getincrementaldecoder("utf-8")()  # a read may end inside a character
 
     def until(self, text):
         while text not in self.seen:
             ready, _, _ = select.select([self.fd], [], [], 60)
             assert ready, f"{text!r} never came; so far {self.seen!r}"
-            self.seen += os.read(self.fd, 4096).decode()
+            self.seen += self.utf8.decode(os.read(self.fd, 4096))
         before, _, self.seen = self.seen.partition(text)
         return before
 
@@ -431,15 +434,17 @@ def test_models_tell_what_is_here(tmp_path, monkeypatch):
     monkeypatch.setenv("MIE_HOME", str(tmp_path))
     monkeypatch.setattr(cli, "_hugging_face_models", lambda: [("org/name", tmp_path / "hub")])
     assert "not fetched yet (93 MB)" in mie("models").stdout
-    (tmp_path / "models" / "smollm2-135m").mkdir(parents=True)
+    folder = tmp_path / "models" / "smollm2-135m"
+    folder.mkdir(parents=True)
+    (folder / packaged.MARK).write_bytes(packaged._mark(packaged.SMOLLM2_135M))
     result = mie("models")
-    assert f"\n    {tmp_path / 'models' / 'smollm2-135m'}\n" in result.stdout
+    assert f"\n    {folder}\n" in result.stdout
     assert f"org/name\n    {tmp_path / 'hub'}\n" in result.stdout
 
 
 def test_doctor_speaks_json_and_fails_on_a_problem(monkeypatch):
-    from mie import doctor
-    from mie.doctor import Finding, State
+    from mie.terminal import doctor
+    from mie.terminal.doctor import Finding, State
 
     findings = [Finding("a", State.OK, "fine"), Finding("b", State.NOTE, "so so", "do x")]
     monkeypatch.setattr(doctor, "examine", lambda: findings)
@@ -458,8 +463,8 @@ def test_doctor_speaks_json_and_fails_on_a_problem(monkeypatch):
 
 
 def test_doctor_can_fetch_the_model_first(monkeypatch):
-    from mie import doctor
     from mie.model import hub
+    from mie.terminal import doctor
 
     asked = []
     monkeypatch.setattr(hub, "resolve", asked.append)

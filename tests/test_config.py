@@ -71,8 +71,28 @@ def test_what_the_decoder_cannot_do_is_refused_by_name(changes, says):
         ({"num_key_value_heads": 4}, "6 query heads cannot share 4"),
         ({"num_attention_heads": 5, "num_key_value_heads": 5}, "48 is no multiple of 5"),
         ({"head_dim": 7}, "7"),
-        ({"num_hidden_layers": 0}, "num_layers is 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"head_dim": 0}, "head_dim is 0"),
         ({"vocab_size": -1}, "vocab_size is -1"),
+        ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
+        ({"hidden_size": True}, "hidden_size is True"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"rope_theta": 0}, "rope_theta is 0"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0"),
+        ({"rope_scaling": {"type": "yarn", "factor": "x"}}, "factor is 'x'"),
+        (
+            {
+                "rope_scaling": {
+                    "type": "llama3",
+                    "factor": 8,
+                    "low_freq_factor": 4,
+                    "high_freq_factor": 4,
+                }
+            },
+            "low_freq_factor 4.0 is not below high_freq_factor 4.0",
+        ),
     ],
 )
 def test_numbers_that_contradict_each_other_are_both_named(changes, says):
@@ -89,8 +109,12 @@ def test_a_missing_number_is_named(key):
 def test_from_folder(tmp_path):
     with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
         ModelConfig.from_folder(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="not JSON"):
+    for content, says in [("{", "not JSON"), ("[]", "a list, not an object"), ("{}", "None")]:
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises((ConfigError, UnsupportedModelError), match=says):
+            ModelConfig.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 0}))
+    with pytest.raises(ConfigError, match=r"config\.json: vocab_size is 0"):
         ModelConfig.from_folder(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     assert ModelConfig.from_folder(tmp_path) == ModelConfig.from_dict(LLAMA)

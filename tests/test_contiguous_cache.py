@@ -62,10 +62,11 @@ def test_a_step_that_does_not_fit_is_refused_and_changes_nothing():
     q, k, v = qkv(2, seed=0)
     cache.attend(0, q, k, v, 0.5)
     cache.advance(2)
-    before = cache.k_LSGD.clone()
+    before = cache.k_LSGD.clone(), cache.v_LSGD.clone()
     with pytest.raises(ContextLengthError, match="4 tokens in a cache with room for 3"):
         cache.attend(0, q, k, v, 0.5)
-    assert torch.equal(cache.k_LSGD, before)
+    assert torch.equal(cache.k_LSGD, before[0])
+    assert torch.equal(cache.v_LSGD, before[1])
     assert cache.length == 2
 
 

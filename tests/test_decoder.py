@@ -67,7 +67,10 @@ MODELS = {
 }
 
 
-def build(name: str, folder, dtype: torch.dtype = torch.float32):
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def build(name: str, folder, dtype: torch.dtype = torch.float32, device: str = "cpu"):
     """A random model of theirs, and ours with the same weights, through a file."""
     model_class, config_class, changes = MODELS[name]
     torch.manual_seed(0)
@@ -79,27 +82,33 @@ def build(name: str, folder, dtype: torch.dtype = torch.float32):
     theirs = theirs.to(dtype).eval()
     theirs.save_pretrained(folder)
     config = ModelConfig.from_folder(folder)
-    ours = Decoder(config, dtype)
+    ours = Decoder(config, dtype, device)
     load_weights(ours, SafetensorsFile(folder / "model.safetensors"))
     return theirs, ours
 
 
+@pytest.fixture(params=DEVICES, scope="module")
+def device(request):
+    """Theirs always runs on the CPU; ours on each device that this machine has."""
+    return request.param
+
+
 @pytest.fixture(params=list(MODELS), scope="module")
-def pair(request, tmp_path_factory):
-    return build(request.param, tmp_path_factory.mktemp(request.param))
+def pair(request, device, tmp_path_factory):
+    return build(request.param, tmp_path_factory.mktemp(request.param), device=device)
 
 
 @torch.inference_mode()
 def our_logits(decoder: Decoder, tokens: torch.Tensor, chunks: list[int] | None = None):
     """Logits of every position, computed at once, or in steps of the given sizes."""
+    tokens = tokens.to(decoder.device)
+    positions = torch.arange(len(tokens), device=decoder.device)
     if chunks is None:
-        cache = NoCache()
-        return decoder.logits(decoder(tokens, torch.arange(len(tokens)), cache))
+        return decoder.logits(decoder(tokens, positions, NoCache())).cpu()
     cache = ContiguousCache.for_decoder(decoder, len(tokens))
     rows = []
-    for step in tokens.split(chunks):
-        positions = torch.arange(cache.length, cache.length + len(step))
-        rows.append(decoder.logits(decoder(step, positions, cache)))
+    for step, where in zip(tokens.split(chunks), positions.split(chunks), strict=True):
+        rows.append(decoder.logits(decoder(step, where, cache)).cpu())
         cache.advance(len(step))
     return torch.cat(rows)
 
@@ -140,7 +149,7 @@ def test_same_number_of_parameters(pair):
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
-def test_bfloat16_is_as_near_to_float32_as_rounding_allows(name, tmp_path):
+def test_bfloat16_is_as_near_to_float32_as_rounding_allows(name, device, tmp_path):
     """bfloat16 keeps 8 bits: one rounding is off by at most u = 2⁻⁸ of the value.
 
     A layer rounds its stream in about eight places one after another (norm, qkv, rope, attention,
@@ -149,7 +158,7 @@ def test_bfloat16_is_as_near_to_float32_as_rounding_allows(name, tmp_path):
     head make n = 3 · 8 + 2 roundings; relative to the largest logit we allow three standard
     deviations, 3 · u · √n. Transformers rounds in other places, so it is held to the same bound.
     """
-    theirs, ours = build(name, tmp_path, torch.bfloat16)
+    theirs, ours = build(name, tmp_path, torch.bfloat16, device)
     exact = Decoder(ours.config)
     load_weights(exact, SafetensorsFile(tmp_path / "model.safetensors"))
     tokens = torch.randint(97, (50,), generator=torch.Generator().manual_seed(2))

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from mie import doctor
-from mie.doctor import Finding, State
-from mie.model import hub
+from mie.model import hub, packaged
+from mie.terminal import doctor
+from mie.terminal.doctor import Finding, State
 
 
 def found(check):
@@ -164,6 +164,7 @@ def model_folder(home):
     folder = home / "models" / hub.DEFAULT_MODEL
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
+    (folder / packaged.MARK).write_bytes(packaged._mark(packaged.SMOLLM2_135M))
     return folder
 
 

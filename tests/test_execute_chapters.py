@@ -1,4 +1,4 @@
-"""Chapters run when something that they depend on has changed, and only then.
+"""Chapters run when something they depend on has changed, and only then; outputs are checked.
 
 nbmake is replaced by a function that puts an output into each notebook, so this takes no time; the
 real one runs in every `make test`.
@@ -7,6 +7,10 @@ real one runs in every `make test`.
 from __future__ import annotations
 
 import json
+import os
+import sys
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +29,27 @@ class Project:
             (root / room).mkdir(parents=True)
         for name in ("_config.yml", "_toc.yml", "mie/model.py", "book/results/h200.json"):
             (root / name).write_text("1")
+        (root / "requirements.lock").write_text("# versions\nhere==1\nelsewhere==1\n")
+        self.installed = {"here": "1"}
         self.write("01-one.ipynb", tags=[])
         self.write("02-two.ipynb", tags=["raises-exception"])
         monkeypatch.setattr(execute_chapters, "ROOT", root)
         monkeypatch.setattr(execute_chapters, "COPY", root / "build" / "executed")
         monkeypatch.setattr(execute_chapters, "KEYS", root / "build" / "executed" / "keys.json")
         monkeypatch.setattr(execute_chapters, "run", self.run)
+        monkeypatch.setattr(execute_chapters, "version", self.version)
+        self.output: dict[str, Any] | None = None
 
-    def write(self, name: str, tags: list[str], **metadata: Any) -> None:
+    def version(self, package: str) -> str:
+        if package not in self.installed:
+            raise PackageNotFoundError(package)
+        return self.installed[package]
+
+    def write(self, name: str, tags: list[str], source: str = "1", **metadata: Any) -> None:
         cell = {
             "cell_type": "code",
             "id": "a",
-            "source": "1",
+            "source": source,
             "outputs": [],
             "execution_count": None,
         }
@@ -58,6 +71,7 @@ class Project:
             tagged = notebook["cells"][0]["metadata"]["tags"]
             error = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
             pieces = [{"output_type": "stream", "name": "stdout", "text": text} for text in "ab"]
+            pieces += [self.output] if self.output else []
             notebook["cells"][0]["outputs"] = [error] if tagged and self.raises else pieces
             execute_chapters.copy_of(name).write_text(json.dumps(notebook))
         return set(names)
@@ -91,6 +105,30 @@ def test_a_chapter_that_changed_runs_alone(project: Project) -> None:
 def test_a_change_in_code_or_data_runs_all(project: Project, name: str) -> None:
     project.make()
     (project.root / name).write_text("2")
+    assert project.make() == (0, BOTH)
+
+
+@pytest.mark.parametrize(
+    "installed", [{"here": "2"}, {}, {"here": "1", "elsewhere": "1"}, {"here": "1+cpu"}]
+)
+def test_another_version_of_a_requirement_runs_all(
+    project: Project, installed: dict[str, str]
+) -> None:
+    project.make()
+    project.installed = installed
+    assert project.make() == (0, BOTH)
+
+
+def test_what_is_installed_besides_runs_nothing(project: Project) -> None:
+    project.make()
+    project.installed["stranger"] = "1"
+    assert project.make() == (0, [])
+
+
+def test_another_model_runs_all(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.make()
+    other = replace(execute_chapters.SMOLLM2_135M, sha256="0" * 64)
+    monkeypatch.setattr(execute_chapters, "SMOLLM2_135M", other)
     assert project.make() == (0, BOTH)
 
 
@@ -143,3 +181,78 @@ def test_what_was_printed_in_pieces_becomes_one_output(project: Project) -> None
     project.make()
     (output,) = project.copy("01-one.ipynb")["cells"][0]["outputs"]
     assert "".join(output["text"]) == "ab"
+
+
+# -- who runs beside whom -------------------------------------------------------------------------
+
+
+def test_a_chapter_that_takes_times_has_the_machine_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_run = execute_chapters.run
+    project = Project(tmp_path, monkeypatch)
+    project.write("03-three.ipynb", tags=[], source="clock = measure(step)")
+    project.write("04-four.ipynb", tags=[], source="measured = remeasured(step)")
+    monkeypatch.setattr(execute_chapters, "DEVICE", "cpu")
+    monkeypatch.setattr(execute_chapters, "usable_cores", lambda: 6)
+    for name in ("MIE_BOOK", "OMP_NUM_THREADS", "TRITON_INTERPRET"):
+        monkeypatch.setenv(name, "")  # so that they are put back
+    calls = []
+
+    def nbmake(arguments: list[str], plugins: list[execute_chapters.Passed]) -> None:
+        notebooks = [Path(a).name for a in arguments if a.endswith(".ipynb")]
+        (workers,) = (a for a in arguments if a.startswith("-n") and a != "--nbmake")
+        calls.append((notebooks, workers, os.environ["OMP_NUM_THREADS"]))
+        plugins[0].names |= {*notebooks}
+
+    execute_chapters.copy_sources(keep=set())
+    monkeypatch.setattr(execute_chapters.pytest, "main", nbmake)
+    names = [*BOTH, "03-three.ipynb", "04-four.ipynb"]
+    assert real_run(names) == {*names}
+    assert calls == [([*BOTH, "04-four.ipynb"], "-n2", "1"), (["03-three.ipynb"], "-n0", "6")]
+
+
+# -- what may not be published --------------------------------------------------------------------
+
+
+def display(**data: Any) -> dict[str, Any]:
+    return {"output_type": "display_data", "metadata": {}, "data": data}
+
+
+@pytest.mark.parametrize("place", ["checkout", "environment", "home"])
+@pytest.mark.parametrize("form", ["text", "html", "coloured"])
+def test_an_output_may_not_show_where_things_lie_here(
+    project: Project,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+    form: str,
+) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    path = {"checkout": str(project.root), "environment": sys.prefix, "home": "/home/somebody"}
+    project.output = {
+        "text": display(**{"text/plain": f"one\nread {path[place]}/mie/model.py\n"}),
+        "html": display(**{"text/html": f'<a href="file://{path[place]}">here</a>'}),
+        "coloured": display(
+            **{"text/plain": f"{path[place].rpartition('/')[0]}/\x1b[31m{Path(path[place]).name}"}
+        ),
+    }[form]
+    assert project.make() == (1, BOTH)
+    said = capsys.readouterr().out
+    assert f"01-one.ipynb, cell 0: its output shows a path of this machine: {path[place]}" in said
+    assert project.make() == (1, ["01-one.ipynb"]), "what was refused must run again"
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        display(**{"text/plain": "mie/model.py, /home/somebody-else, x/home/somebodyhood"}),
+        display(**{"image/png": "/home/somebody"}),
+    ],
+)
+def test_other_paths_and_pictures_pass(
+    project: Project, monkeypatch: pytest.MonkeyPatch, output: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    project.output = output
+    assert project.make() == (0, BOTH)

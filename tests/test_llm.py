@@ -98,7 +98,8 @@ def test_the_loop_ends_when_the_cache_is_full(smollm2):
 
 
 def test_bfloat16_logits_are_near(smollm2, smollm2_path):
-    """Thirty layers of eight roundings each; the bound is derived in test_decoder.py."""
+    """Thirty layers of eight roundings each (test_decoder.py counts them). A rounding is off by at
+    most 2⁻⁸ of the value and, in root mean square, by less than half of that."""
     from mie.model.kv_cache import NoCache
 
     rough = LLM(smollm2_path, dtype="bfloat16", device="cpu")
@@ -108,8 +109,8 @@ def test_bfloat16_logits_are_near(smollm2, smollm2_path):
             llm.decoder.logits(llm.decoder(tokens, torch.arange(len(tokens)), NoCache()))
             for llm in (smollm2, rough)
         ]
-    error = (logits[0] - logits[1]).abs().max() / logits[0].abs().max()
-    assert error < 3 * 2**-8 * (30 * 8 + 2) ** 0.5
+    error = (logits[0] - logits[1]).square().mean().sqrt() / logits[0].square().mean().sqrt()
+    assert error < 2**-9 * (30 * 8 + 2) ** 0.5
 
 
 def test_the_gguf_file_itself_talks_too(smollm2_path):
@@ -195,8 +196,9 @@ def test_an_answer_of_no_tokens(smollm2, max_tokens):
 def test_settings_are_refused_before_the_model_is_loaded():
     with pytest.raises(ConfigError, match="int3"):
         LLM(dtype="int3")
-    with pytest.raises(ConfigError, match="abacus"):
-        LLM(device="abacus")
+    for device in ("abacus", "mps", "meta", "cpu:3", "cuda:x", "cuda:-1", "cuda:99"):
+        with pytest.raises(ConfigError, match=device):
+            LLM(device=device)
     with pytest.raises(UnknownPartError, match=r"softmax.*rms_norm"):
         LLM(parts={"softmax": torch.softmax})
     with pytest.raises(ModelNotFoundError):

@@ -128,3 +128,21 @@ def test_the_installed_package_is_this_version() -> None:
     assert version("mie") == PROJECT["project"]["version"], (
         "pyproject.toml changed: run `make setup`"
     )
+
+
+def test_a_cached_model_does_not_outlive_a_change_of_what_makes_it() -> None:
+    """The key of the cache hashes every file of ours that the conversion runs through."""
+    workflow = (ROOT / ".github" / "workflows" / "cpu.yml").read_text()
+    patterns = re.findall(r"'([^']+\.py)'", workflow[workflow.index("hashFiles(") :])
+    hashed = {path for pattern in patterns for path in ROOT.glob(pattern)}
+    convert = ROOT / "mie" / "model" / "convert.py"
+    modules = re.findall(r"^from mie\.([\w.]+) import", convert.read_text(), re.MULTILINE)
+    makers = {ROOT / "mie" / f"{module.replace('.', '/')}.py" for module in modules}
+    assert len(makers) >= 2
+    assert {convert, ROOT / "mie" / "model" / "packaged.py", *makers} <= hashed
+
+
+def test_no_workflow_names_an_index_of_its_own() -> None:
+    """Which builds of torch exist where is uv's business: `UV_TORCH_BACKEND`."""
+    for path in [*(ROOT / ".github").rglob("*.yml"), *(ROOT / ".binder").iterdir()]:
+        assert not re.search(r"download\.pytorch|--(extra-)?index-url|find-links", path.read_text())

@@ -3,33 +3,46 @@
     chapters/*.ipynb --copy--> build/executed/chapters/*.ipynb --nbmake--> the same, with outputs
 
 Invariant: a notebook whose key stands in build/executed/keys.json ran without a failure from
-exactly the present content of the chapter, of the package and of the data in `book/results`.
-`make test` and `make book` both call this; whoever comes second finds nothing left to do. Keys
-are hashes of contents, not times of files, so a fresh clone, a checkout and a touched file all
-do the right thing.
+exactly the present content of the chapter, of the package, of the data in `book/results`, with
+the installed versions of what requirements.lock names, and with the book's model. `make test` and
+`make book` both call this; whoever comes second finds nothing left to do. Keys are hashes of
+contents, not times of files, so a fresh clone, a checkout and a touched file all do the right
+thing.
 
-nbmake stays silent where a cell tagged `raises-exception` raises nothing; that is an error here.
+A chapter that takes times has the machine to itself: all its cores, and nothing beside it. The
+others run side by side, with one thread each.
+
+Two things pass nbmake in silence and are errors here: a cell tagged `raises-exception` that raises
+nothing, and an output that shows where this checkout, its environment or somebody's home lies.
 """
 
 import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 import torch
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor
+from packaging.requirements import Requirement
+
+from mie.machine import usable_cores
+from mie.model.packaged import SMOLLM2_135M
 
 ROOT = Path(__file__).resolve().parents[1]
 COPY = ROOT / "build" / "executed"
 KEYS = COPY / "keys.json"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SECONDS_A_CELL = 300
+SIDE_BY_SIDE = 2  # chapters at once; each may hold the model, 1.2 GB in float32
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,7 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--again", nargs="*", default=[], help="chapters to run in any case")
     again = {Path(name).name for name in parser.parse_args(arguments).again}
 
-    wanted = {path.name: key(path) for path in runnable_chapters()}
+    surroundings = environment()
+    wanted = {path.name: key(path, surroundings) for path in runnable_chapters()}
     done = json.loads(KEYS.read_text()) if KEYS.exists() else {}
     fresh = {name for name in wanted if done.get(name) == wanted[name] and copy_of(name).exists()}
     fresh -= again
@@ -51,8 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
     passed = run(stale)
     for name in sorted(passed):
         join_streams(copy_of(name))
-        for cell in silent_cells(copy_of(name)):
-            print(f"{name}, cell {cell}: tagged raises-exception, and it raised nothing")
+        for complaint in complaints(json.loads(copy_of(name).read_text())["cells"]):
+            print(f"{name}, {complaint}")
             passed.discard(name)
     record(fresh | passed, wanted)
     return 0 if passed == set(stale) else 1
@@ -78,9 +92,24 @@ def runnable_chapters() -> Iterator[Path]:
             yield path
 
 
-def key(chapter: Path) -> str:
+def environment() -> str:
+    """What the outputs of every chapter depend on outside this checkout."""
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    names = [Requirement(line).name for line in lines if not line.startswith("#")]
+    versions = [f"{name}=={installed_version(name)}" for name in names]
+    return "\n".join([DEVICE, torch.__version__, sys.version, SMOLLM2_135M.sha256, *versions])
+
+
+def installed_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # one for another platform
+        return None
+
+
+def key(chapter: Path, surroundings: str) -> str:
     """Changes with anything that the outputs of the chapter can depend on, other than the clock."""
-    digest = hashlib.sha256(f"{DEVICE} {torch.__version__} {sys.version}".encode())
+    digest = hashlib.sha256(surroundings.encode())
     for path in [chapter, *code_and_data()]:
         digest.update(f"\0{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
@@ -121,22 +150,32 @@ class Passed:
 def run(names: list[str]) -> set[str]:
     """Run the copies of these chapters through nbmake, in place. Returns those that passed."""
     os.environ["MIE_BOOK"] = "1"  # live widgets show their static twin
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if DEVICE == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-    workers = (
-        2 if DEVICE == "cpu" and len(names) > 1 else 0
-    )  # two chapters on one GPU would time each other
+    timed = [name for name in names if takes_times(copy_of(name))]
+    others = [name for name in names if name not in timed]
+    workers = SIDE_BY_SIDE if DEVICE == "cpu" else 0  # one GPU is not shared
+    return execute(others, workers, threads=1) | execute(timed, 0, threads=usable_cores())
+
+
+def takes_times(notebook: Path) -> bool:
+    """Whether a chapter calls the book's clock, `measure(...)`."""
+    return any(
+        cell["cell_type"] == "code" and re.search(r"\bmeasure\(", "".join(cell["source"]))
+        for cell in json.loads(notebook.read_text())["cells"]
+    )
+
+
+def execute(names: list[str], workers: int, threads: int) -> set[str]:
+    """Run these copies on `workers` processes, or here one after another if that is 0."""
+    if not names:
+        return set()
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # kernels inherit it
     passed = Passed()
     notebooks = [str(copy_of(name)) for name in names]
-    options = [
-        "--nbmake",
-        "--overwrite",
-        f"--nbmake-timeout={SECONDS_A_CELL}",
-        "--durations=0",
-        f"-n{workers}",
-    ]
-    pytest.main([*options, f"--rootdir={ROOT}", *notebooks], plugins=[passed])
+    options = ["--nbmake", "--overwrite", f"--nbmake-timeout={SECONDS_A_CELL}", "--durations=0"]
+    options += [f"-n{min(workers, len(names))}", f"--rootdir={ROOT}"]
+    pytest.main([*options, *notebooks], plugins=[passed])
     return passed.names
 
 
@@ -146,14 +185,34 @@ def join_streams(notebook: Path) -> None:
     nbformat.write(content, notebook)
 
 
-def silent_cells(notebook: Path) -> list[int]:
-    """The cells that promise an error and have none among their outputs."""
-    return [
-        number
-        for number, cell in enumerate(json.loads(notebook.read_text())["cells"])
-        if "raises-exception" in cell["metadata"].get("tags", [])
-        and not any(output["output_type"] == "error" for output in cell["outputs"])
-    ]
+def complaints(cells: list[dict[str, Any]]) -> Iterator[str]:
+    for number, cell in enumerate(cells):
+        outputs = cell.get("outputs", [])
+        promises_error = "raises-exception" in cell["metadata"].get("tags", [])
+        if promises_error and not any(output["output_type"] == "error" for output in outputs):
+            yield f"cell {number}: tagged raises-exception, and it raised nothing"
+        if found := {path for text in texts(outputs) for path in private_paths(text)}:
+            yield f"cell {number}: its output shows a path of this machine: {', '.join(found)}"
+
+
+def texts(output: Any) -> Iterator[str]:
+    """All text of an output, pictures in binary left out."""
+    if isinstance(output, str):
+        yield output
+    elif isinstance(output, dict):
+        yield from texts([output[name] for name in output.keys() - {"image/png", "image/jpeg"}])
+    elif isinstance(output, list):
+        for each in output:
+            yield from texts(each)
+
+
+def private_paths(text: str) -> Iterator[str]:
+    """Where the checkout, the environment and the home folder lie, where `text` says so."""
+    plain = re.sub(r"\x1b\[[\d;]*m", "", text)  # tracebacks have colours, also within a path
+    for place in {ROOT, Path(sys.prefix), Path.home()}:
+        path = str(place)
+        if len(place.parts) > 1 and re.search(rf"(?<!\w){re.escape(path)}(?![\w-])", plain):
+            yield path
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv with the exact versions of requirements.lock, and this project in it, editable.
 #
-# uv takes seconds where pip takes minutes. Where PIP_FIND_LINKS names a folder of wheels, uv looks there too:
-# that is how a machine without a GPU gets the small CPU build of torch.
+# uv takes seconds where pip takes minutes. UV_TORCH_BACKEND=cpu lets it take the small CPU build of torch, which
+# a machine without a GPU wants. Where PIP_FIND_LINKS names a folder of wheels, uv looks there too.
 set -euo pipefail
 python=${1:-python3}
 

@@ -2,12 +2,14 @@
 
 from mie.book.plots import bar_style
 from mie.book.predict import Prediction, compare, exact, observed, recorded, reported
+from mie.book.recordings import Recording, recording
 from mie.book.source import show
 from mie.book.strip import strip
 from mie.book.timing import Timing, measure
 
 __all__ = [
     "Prediction",
+    "Recording",
     "Timing",
     "bar_style",
     "compare",
@@ -15,6 +17,7 @@ __all__ = [
     "measure",
     "observed",
     "recorded",
+    "recording",
     "reported",
     "show",
     "strip",

@@ -5,9 +5,11 @@ last unit, and a chapter whose prediction fails is a chapter whose test fails) o
 (times: the machine is not ours, so the gap is shown and explained, never asserted). Nothing
 lies between: a tolerance on a time would only turn a slow day into a red build.
 
-    kv = Prediction("K/V per token", 2 * 24 * 2 * 64 * 2, "B", "K and V, 24 layers, 2 heads of
-    64") compare(exact(kv, cache.nbytes // cache.num_tokens),
-            reported(step, timing, cause="Python launches 300 operations a step"))
+    kv = Prediction("K/V per token", 2 * 24 * 2 * 64 * 2, "B", "K and V, 24 layers, 2 heads of 64")
+    compare(
+        exact(kv, cache.nbytes // cache.num_tokens),
+        reported(step, timing, cause="Python launches 300 operations a step"),
+    )
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The strip under a chapter's title: what it needs, what it builds, and what this run is made of.
 
-Invariant: everything about the machine, the versions and the time is read when the cell runs,
-so a page can't claim hardware that its numbers don't come from. The same cell makes the run
+Invariant: hardware, versions and date are read when the cell runs, so a page can't claim a
+machine that its numbers don't come from. What the chapter asks for (dtype, device) and how long
+it takes on two cores, its author says. The same cell makes the run
 repeatable: it seeds the generators, keeps torch to the cores that this process may use, and
 sets the plot style; the strip says so.
 """
@@ -16,7 +17,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from mie.book import machine
+from mie import machine
 from mie.book.output import Output, escape, style
 from mie.book.plots import use_style
 from mie.book.source import repository_path, repository_url

@@ -97,20 +97,18 @@ class LLM:
     def stream(self, prompt: str | Sequence[int], max_tokens: int | None = None) -> Iterator[Piece]:
         """The answer, token by token, each the most likely one.
 
-        ``prompt`` is text, taken as it stands, or token ids; ``max_tokens`` bounds the answer, and
-        ``None`` lets it fill the context. Raises EmptyPromptError, ContextLengthError or
-        RequestError at once, not at the first token.
+        ``prompt`` is token ids, or text, to which only what the tokenizer begins every text with is
+        added. ``max_tokens`` bounds the answer, and ``None`` lets it fill the context. Raises
+        EmptyPromptError, ContextLengthError or RequestError at once, not at the first token.
         """
-        token_ids = self._checked(prompt, max_tokens)
-        room = self.config.max_position_embeddings - len(token_ids)
-        return self._pieces(token_ids, room if max_tokens is None else min(max_tokens, room))
+        return self._pieces(self._checked(prompt, max_tokens), max_tokens)
 
     def generate(self, prompt: str | Sequence[int], max_tokens: int | None = 256) -> Completion:
         """The whole answer, with what it took. Arguments and errors as in ``stream``."""
         token_ids = self._checked(prompt, max_tokens)
         answer = Completion(num_prompt_tokens=len(token_ids))
         start = time.perf_counter()
-        for piece in self.stream(token_ids, max_tokens):
+        for piece in self._pieces(token_ids, max_tokens):
             if not answer.token_ids:
                 answer.prefill_seconds = time.perf_counter() - start
             answer.text += piece.text
@@ -120,7 +118,8 @@ class LLM:
         return answer
 
     def _checked(self, prompt: str | Sequence[int], max_tokens: int | None) -> list[int]:
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        tokenizer = self.tokenizer
+        token_ids = tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
         limit, size = self.config.max_position_embeddings, self.config.vocab_size
         if not token_ids:
             raise EmptyPromptError("the prompt has no tokens")
@@ -134,7 +133,9 @@ class LLM:
             raise RequestError(f"max_tokens is {max_tokens}; it must be at least 1")
         return token_ids
 
-    def _pieces(self, token_ids: list[int], max_tokens: int) -> Iterator[Piece]:
+    def _pieces(self, token_ids: list[int], max_tokens: int | None) -> Iterator[Piece]:
+        room = self.config.max_position_embeddings - len(token_ids)
+        max_tokens = room if max_tokens is None else min(max_tokens, room)
         cache = ContiguousCache.for_decoder(self.decoder, len(token_ids) + max_tokens)
         detokenizer = Detokenizer(self.tokenizer)
         tokens = greedy_with_cache(self.decoder, token_ids, cache)
@@ -152,13 +153,17 @@ class LLM:
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"no device called {name!r}: {error}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r} was asked for, and torch {torch.__version__} sees none")
-    return device
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, number = name.partition(":")
+    if kind != "cuda" or not (number or "0").isdecimal():
+        raise ConfigError(f"no device called {name!r}; there are auto, cpu, cuda, cuda:1, …")
+    if int(number or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {name!r} was asked for, and torch {torch.__version__} sees "
+            f"{torch.cuda.device_count()} CUDA devices"
+        )
+    return torch.device(name)
 
 
 def auto_dtype(device: torch.device, num_parameters: int) -> torch.dtype:

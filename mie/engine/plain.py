@@ -48,7 +48,12 @@ def greedy_with_cache(
 
 
 @torch.inference_mode()
-def next_token(decoder: Decoder, token_ids: Sequence[int], position: int, cache: KVCache) -> int:
+def next_token(
+    decoder: Decoder,
+    token_ids: Sequence[int],
+    position: int,
+    cache: KVCache,
+) -> int:
     """One step: put ``token_ids``, the first of them at ``position``, through the model and
     choose the most likely next token."""
     token_ids_T = torch.tensor(token_ids, device=decoder.device)

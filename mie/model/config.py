@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mie.errors import ConfigError, ModelNotFoundError
+from mie.model.numbers import count, positive
 from mie.model.registry import Family, family
 from mie.model.rope import RopeConfig
 
@@ -38,10 +39,6 @@ class ModelConfig:
     family: Family
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-                raise ConfigError(f"{field.name} is {value}; it must be at least 1")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads"
@@ -57,31 +54,24 @@ class ModelConfig:
         are missing or contradict each other.
         """
         this_family = family(config)
-        try:
-            heads = int(config["num_attention_heads"])
-            hidden = int(config["hidden_size"])
-            head_dim = config.get("head_dim")
-            if head_dim is None:
-                if hidden % heads:
-                    raise ConfigError(f"hidden_size {hidden} is no multiple of {heads} heads")
-                head_dim = hidden // heads
-            return cls(
-                model_type=config["model_type"],
-                vocab_size=int(config["vocab_size"]),
-                hidden_size=hidden,
-                intermediate_size=int(config["intermediate_size"]),
-                num_layers=int(config["num_hidden_layers"]),
-                num_heads=heads,
-                num_kv_heads=int(config.get("num_key_value_heads") or heads),
-                head_dim=int(head_dim),
-                rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-                max_position_embeddings=int(config["max_position_embeddings"]),
-                tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-                rope=RopeConfig.from_dict(config),
-                family=this_family,
-            )
-        except KeyError as missing:
-            raise ConfigError(f"the model's configuration lacks {missing}") from None
+        heads, hidden = count(config, "num_attention_heads"), count(config, "hidden_size")
+        if config.get("head_dim") is None and hidden % heads:
+            raise ConfigError(f"hidden_size {hidden} is no multiple of {heads} heads")
+        return cls(
+            model_type=config["model_type"],
+            vocab_size=count(config, "vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=count(config, "intermediate_size"),
+            num_layers=count(config, "num_hidden_layers"),
+            num_heads=heads,
+            num_kv_heads=count(config, "num_key_value_heads", default=heads),
+            head_dim=count(config, "head_dim", default=hidden // heads),
+            rms_norm_eps=positive(config, "rms_norm_eps", default=1e-6),
+            max_position_embeddings=count(config, "max_position_embeddings"),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            rope=RopeConfig.from_dict(config),
+            family=this_family,
+        )
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
@@ -90,9 +80,15 @@ class ModelConfig:
         if not path.is_file():
             raise ModelNotFoundError(f"{folder} has no config.json")
         try:
-            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except json.JSONDecodeError as error:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
             raise ConfigError(f"{path} is not JSON: {error}") from None
+        if not isinstance(config, dict):
+            raise ConfigError(f"{path} holds a {type(config).__name__}, not an object")
+        try:
+            return cls.from_dict(config)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
 
     @property
     def attention_scale(self) -> float:

@@ -7,7 +7,8 @@
                            generation_config.json   which tokens end an answer
 
 Invariant: the two describe one model. Weights differ by the rounding to bf16 and by nothing else;
-the tokenizer is the same to the last token.
+the tokenizer is the same to the last token. Whoever changes what is written here raises
+``CONVERSION`` in ``packaged.py``, so that folders made before are made anew.
 
 Cost: one pass. The table at the head of a safetensors file is known before any weight is unpacked,
 so the tensors follow one by one and only one of them is in memory.

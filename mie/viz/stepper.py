@@ -5,8 +5,8 @@ script only hides all frames but one and answers the keys; without it, and in pr
 and the last picture stand with the text of every step. Nothing is fetched, and two steppers on
 a page know nothing of each other.
 
-    Stepper([Frame(svg, "Block 1 goes to A."), Frame(svg, "Block 2 goes to B.")], "Two
-    allocations")
+    frames = [Frame(svg, "Block 1 goes to A."), Frame(svg, "Block 2 goes to B.")]
+    Stepper(frames, "Two allocations")
 
 Cost: the page grows by the frames' bytes: 100 frames of 5 KB are half a megabyte, and hidden
 frames are laid out but not painted.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 
-from mie.book.machine import cpu_model, memory_bytes, usable_cores
+from mie.machine import cpu_model, memory_bytes, usable_cores
 from mie.model import hub
 from mie.model.packaged import home, installed
 

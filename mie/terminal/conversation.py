@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from mie.answer import Answer, show_answer
 from mie.errors import RequestError
+from mie.terminal.answer import Answer, show_answer
 
 if TYPE_CHECKING:
     from mie.engine.llm import LLM

@@ -1,0 +1,1 @@
+"""The engine in a terminal, as ``mie.cli`` needs it: answers, conversations, the doctor."""

@@ -1,0 +1,168 @@
+"""Who may import whom: the sentences of `book/architecture.md` about rooms and arrows, as tests.
+
+Nothing is imported: the sources are parsed, so imports inside functions count too, and so do those
+for type checkers alone. What a line imports is written in full: `mie.ops.reference`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+ONLOOKERS = {"book", "viz", "spec", "terminal", "cli"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+def imports(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            # `from mie.book import machine` may name a module: both readings count
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def sources() -> dict[str, set[str]]:
+    """Each module of the package, by the name it is imported by, with what it imports."""
+    found = {}
+    for folder in ("mie", "kernels"):
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(part for part in parts if part != "__init__")
+            name = f"mie.{name}" if folder == "kernels" else name
+            found[name] = set(imports(path.read_text("utf-8")))
+    return found
+
+
+SOURCES = sources()
+
+
+def room(module: str) -> str:
+    """`mie.ops.reference` -> `ops`; a file that stands beside the rooms is its own."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def ours(module: str) -> set[str]:
+    """What `module` imports of the package, each with its room's name in front."""
+    return {name for name in SOURCES[module] if name.split(".")[0] == "mie"}
+
+
+def of(*rooms: str) -> list[str]:
+    chosen = [module for module in SOURCES if room(module) in rooms]
+    assert chosen or rooms == ("kernels",), f"no module in {rooms}"
+    return chosen
+
+
+def rooms_used(*rooms: str) -> set[tuple[str, str]]:
+    """(module, room it imports from), its own room left out."""
+    return {
+        (module, room(name))
+        for module in of(*rooms)
+        for name in ours(module)
+        if room(name) != room(module)
+    }
+
+
+def test_the_parser_sees_imports_wherever_they_stand() -> None:
+    source = "import a.b\ndef f():\n    from c import d\nif TYPE_CHECKING:\n    import e\n"
+    assert set(imports(source)) == {"a.b", "c.d", "e"}
+    assert "mie.model.hub" in SOURCES["mie.engine.llm"]
+
+
+# -- rooms --------------------------------------------------------------------------------------
+
+
+def test_nothing_in_the_engine_looks_at_an_onlooker() -> None:
+    engine = {room(module) for module in SOURCES} - ONLOOKERS
+    assert {"engine", "model", "ops", "text", "parts"} <= engine
+    assert {(m, used) for m, used in rooms_used(*engine) if used in ONLOOKERS} == set()
+
+
+def test_chapter_tools_and_specs_do_not_need_the_terminal() -> None:
+    assert {
+        (m, u) for m, u in rooms_used("book", "viz", "spec") if u in {"terminal", "cli"}
+    } == set()
+
+
+def test_kernels_use_nothing_of_the_package() -> None:
+    assert rooms_used("kernels") == set()
+
+
+def test_ops_use_kernels_at_most() -> None:
+    assert {used for _, used in rooms_used("ops")} <= {"kernels"}
+
+
+def test_the_model_uses_ops_errors_and_text_in_one_named_file() -> None:
+    beyond = {(m, used) for m, used in rooms_used("model") if used not in {"ops", "errors"}}
+    assert beyond == {("mie.model.convert", "text")}
+
+
+def test_text_uses_errors_and_the_reader_of_gguf_files() -> None:
+    strangers = {
+        (module, name)
+        for module in of("text")
+        for name in ours(module)
+        if room(name) not in {"text", "errors"} and not name.startswith("mie.model.gguf")
+    }
+    assert strangers == set()
+
+
+def test_execution_does_not_look_up_at_the_engine() -> None:
+    assert {used for _, used in rooms_used("execution")} <= {"errors", "model", "ops", "kernels"}
+
+
+@pytest.mark.parametrize("module", ["mie", "mie.errors", "mie.parts", "mie.machine", "mie.cli"])
+def test_what_everybody_imports_brings_no_torch(module: str) -> None:
+    code = f"import sys, {module}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert module in run.stdout.split()
+    assert not {"torch", "numpy", "tokenizers", "triton"} & {*run.stdout.split()}
+
+
+# -- other people's packages --------------------------------------------------------------------
+
+
+def declared(*lines: str) -> set[str]:
+    return {canonicalize_name(Requirement(line).name) for line in lines}
+
+
+def test_every_package_that_we_import_is_declared() -> None:
+    """A package that another one happens to bring may be gone with its next version."""
+    engine = declared(*PROJECT["dependencies"])
+    book = engine | declared(*EXTRAS["book"])
+    owners = packages_distributions()
+    missing = set()
+    for module, names in SOURCES.items():
+        allowed = book if room(module) in {"book", "viz"} else engine
+        for name in {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"mie"}:
+            if not allowed & {*map(canonicalize_name, owners.get(name, [name]))}:
+                missing.add((module, name))
+    assert missing == set()
+
+
+def test_every_extra_that_a_page_names_exists() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "book").glob("*.md")]
+    pages += [path for room in (".github", ".binder") for path in (ROOT / room).rglob("*.*")]
+    pages += [*(ROOT / "mie").rglob("*.py"), ROOT / "Makefile", *(ROOT / "tools").glob("*")]
+    named = {
+        (path.relative_to(ROOT).as_posix(), extra)
+        for path in pages
+        if path.is_file()
+        for extras in re.findall(r"(?:\bmie|['\" ]\.|/mie)\[([a-z, ]+)\]", path.read_text("utf-8"))
+        for extra in re.split(r",\s*", extras)
+    }
+    assert ("book/how-to-read.md", "book") in named
+    assert {(page, extra) for page, extra in named if extra not in EXTRAS} == set()

@@ -326,9 +326,13 @@ def test_ctrl_c_keeps_what_was_said_and_the_chat(llm):
 
 
 CHAT_IN_A_TERMINAL = """
-import signal
+import os, select, signal
 from types import SimpleNamespace
 from mie import cli
+
+interrupted, wakeup = os.pipe()  # a signal is a byte in here, also one that comes before we wait
+os.set_blocking(wakeup, False)
+signal.set_wakeup_fd(wakeup)
 
 class LLM:
     config = SimpleNamespace(max_position_embeddings=100)
@@ -341,7 +345,7 @@ class LLM:
             return
         for text in ("one ", "two "):
             yield SimpleNamespace(text=text, finish_reason=None)
-        signal.pause()  # thinks until it is interrupted
+        select.select([interrupted], [], [])  # thinks until it is interrupted
 
 cli.load_llm = lambda *_: LLM()
 cli.app(["chat"])
@@ -389,7 +393,9 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves():
     terminal.type("What did you say?\n")
     terminal.until("{'role': 'assistant', 'content': 'one two '}")
     terminal.until("› ")
-    terminal.type("half a li\x03")  # at the prompt
+    terminal.type("\x10")  # Ctrl-P: the last line comes back, so the editor is reading now
+    terminal.until("What did you say?")
+    terminal.type("\x03")  # at the prompt
     terminal.until("leaves")
     terminal.until("› ")
     terminal.type("\x04")

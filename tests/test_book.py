@@ -11,7 +11,6 @@ import os
 import random
 import re
 import textwrap
-from html.parser import HTMLParser
 from pathlib import Path
 
 import matplotlib
@@ -20,6 +19,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from strict_html import Tree
 
 from mie import machine
 from mie.book import (
@@ -45,37 +45,7 @@ from mie.book.source import locate, repository_path, repository_url
 from mie.book.units import duration, duration_range, quantity, scaled, significant
 
 ROOT = Path(__file__).parents[1]
-VOID = {"input", "br", "img", "hr"}
 AWKWARD = "<|im_end|> \"quoted\" 'single' & </script> line\nbreak \x00 \ud800"
-
-
-class Tree(HTMLParser):
-    """Reads HTML strictly: every element closed, in order; remembers tags, attributes and text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.feed(text)
-        self.close()
-        assert not self.open, f"left open: {self.open}"
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] not in ("style", "script"):
-            self.words.append(data)
 
 
 # -- units ---------------------------------------------------------------------------------------

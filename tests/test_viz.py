@@ -8,11 +8,11 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strict_html import Tree
 
 from mie.book.palette import LOOKS, look
 from mie.viz import (
@@ -33,44 +33,7 @@ from mie.viz.svg import Canvas, visible
 
 KNOBS = sys.modules["mie.viz.interactive"]  # the package gives the function under this name
 SVG = "{http://www.w3.org/2000/svg}"
-VOID = {"input", "br"}
 AWKWARD = "<|im_end|> \"quoted\" 'single' & </script></svg> \x00 \ud800\n next"
-
-
-class Tree(HTMLParser):
-    """Reads HTML strictly, and remembers each element's attributes and all text outside scripts."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.feed(text)
-        self.close()
-        assert not self.open, f"left open: {self.open}"
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] not in ("style", "script", "title", "desc"):
-            self.words.append(data)
-
-    @property
-    def ids(self) -> list[str]:
-        return [attrs["id"] for _, attrs in self.tags if attrs.get("id")]
-
-    def named(self, tag: str) -> list[dict[str, str | None]]:
-        return [attrs for name, attrs in self.tags if name == tag]
 
 
 def plain(texts: list[str]) -> str:

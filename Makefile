@@ -38,8 +38,10 @@ test-gpu: $(READY) ## Everything, on a machine with a CUDA device
 	$(BIN)/python -c 'import torch; torch.cuda.is_available() or exit("make test-gpu needs a CUDA device")'
 	env -u TRITON_INTERPRET $(MAKE) test
 
-bench: chapters ## Run the chapter on the two bounds (03) again; print the chapters' tables of measurements
+bench: chapters ## Count what paging saves, time the pool, run chapter 03 again; print all measurements
 	$(BIN)/mie doctor
+	$(BIN)/mie bench memory
+	$(BIN)/mie bench pool
 	$(BIN)/python tools/execute_chapters.py --again chapters/03-*.ipynb
 	$(BIN)/python tools/print_measurements.py
 

@@ -247,6 +247,83 @@ def doctor(
         raise typer.Exit(1)
 
 
+# -- benchmarks ---------------------------------------------------------------------------------
+
+bench = typer.Typer(
+    help="Measure the engine's parts. [bold]memory[/] counts, [bold]pool[/] takes times.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+app.add_typer(bench, name="bench")
+Seed = Annotated[int, typer.Option(min=0, help="Another workload of the same kinds.")]
+
+
+@bench.command("memory", epilog="Example: [bold]mie bench memory --report paging.html[/]")
+def bench_memory(
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", dir_okay=False, help="Write all numbers to this file."),
+    ] = None,
+    report_file: Annotated[
+        Path | None,
+        typer.Option("--report", dir_okay=False, help="Write plots and tables as one HTML page."),
+    ] = None,
+    seed: Seed = 0,
+) -> None:
+    """What paging and sharing save for 256 requests, the same counts on every machine.
+
+    No model is loaded and no clock is read; it takes about ten seconds.
+    """
+    from mie.bench.memory import memory_report
+    from mie.bench.memory_plots import require_matplotlib
+    from mie.bench.memory_report import memory_page
+    from mie.bench.memory_tables import memory_tables
+    from mie.terminal.bench import show_tables
+
+    _require_folders(json_file, report_file)
+    if report_file:
+        require_matplotlib()
+    with stderr().status("counting") as status:
+        report = memory_report(seed, tell=status.update)
+    show_tables(memory_tables(report), Console())
+    if json_file:
+        _write(json_file, json.dumps(report.as_dict(), indent=2) + "\n")
+    if report_file:
+        _write(report_file, memory_page(report))
+
+
+@bench.command("pool", epilog="Example: [bold]mie bench pool --operations 100000[/]")
+def bench_pool(
+    operations: Annotated[int, typer.Option(min=1, help="How many of each kind.")] = 1_000_000,
+    seed: Seed = 0,
+) -> None:
+    """What an operation costs in pools of 1,000, 10,000 and 100,000 blocks."""
+    from mie.bench.pool import POOL_SIZES, pool_costs
+    from mie.terminal.bench import show_pool_costs
+
+    costs = []
+    with stderr().status("") as status:
+        for size in POOL_SIZES:
+            status.update(f"{operations:,} operations of each kind, {size:,} blocks")
+            costs += pool_costs(size, operations, seed)
+    show_pool_costs(costs, Console())
+
+
+def _require_folders(*files: Path | None) -> None:
+    """Before the work, not after it: a file can be written only into a folder that exists."""
+    for file in files:
+        if file and not file.absolute().parent.is_dir():
+            raise typer.BadParameter(f"{file}: there is no folder {file.parent}")
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, "utf-8")
+    except OSError as error:
+        raise MieError(f"{file} cannot be written: {error.strerror}") from error
+    stderr().print(f"wrote {escape(str(file))}", style="dim", soft_wrap=True)
+
+
 def _read_stdin() -> str:
     try:
         return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")

@@ -64,8 +64,17 @@ class EmptyPromptError(RequestError):
 
 
 class ContextLengthError(RequestError):
-    """The prompt, or the prompt with its answer, does not fit the model's context."""
+    """The prompt, or the prompt with its answer, does not fit the model's context or memory."""
 
 
 class ChatTemplateError(RequestError):
     """The chat template is missing or refuses these messages; the message is the template's own."""
+
+
+# -- the engine at work -------------------------------------------------------------------------
+
+
+class OutOfBlocksError(MieError):
+    """The next step needs more blocks of K/V memory than are free: other sequences hold them."""
+
+    http_status = 503

@@ -18,6 +18,9 @@ DEFAULTS: dict[str, str] = {
     "rope": "mie.ops.reference:rope",
     "swiglu": "mie.ops.reference:swiglu",
     "attention": "mie.ops.reference:attention",
+    "block_pool": "mie.memory.block_pool:BlockPool",
+    "block_table": "mie.memory.block_table:BlockTable",
+    "prefix_cache": "mie.memory.prefix_cache:HashPrefixCache",
 }
 
 

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-ONLOOKERS = {"book", "viz", "spec", "terminal", "cli"}
+ONLOOKERS = {"book", "viz", "spec", "terminal", "cli", "bench"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
@@ -93,7 +93,7 @@ def test_nothing_in_the_engine_looks_at_an_onlooker() -> None:
 
 def test_chapter_tools_and_specs_do_not_need_the_terminal() -> None:
     assert {
-        (m, u) for m, u in rooms_used("book", "viz", "spec") if u in {"terminal", "cli"}
+        (m, u) for m, u in rooms_used("book", "viz", "spec", "bench") if u in {"terminal", "cli"}
     } == set()
 
 
@@ -124,7 +124,27 @@ def test_execution_does_not_look_up_at_the_engine() -> None:
     assert {used for _, used in rooms_used("execution")} <= {"errors", "model", "ops", "kernels"}
 
 
-@pytest.mark.parametrize("module", ["mie", "mie.errors", "mie.parts", "mie.machine", "mie.cli"])
+def test_memory_uses_errors_and_the_standard_library() -> None:
+    assert {used for _, used in rooms_used("memory")} <= {"errors"}
+    strangers = {
+        (module, name)
+        for module in of("memory")
+        for name in SOURCES[module]
+        if name.split(".")[0] not in sys.stdlib_module_names | {"mie"}
+    }
+    assert strangers == set()
+
+
+def test_benchmarks_draw_in_two_named_files() -> None:
+    looks = {m for m, used in rooms_used("bench") if used in {"book", "viz"}}
+    assert looks == {"mie.bench.memory_plots", "mie.bench.memory_report"}
+
+
+NO_TORCH = ["mie", "mie.errors", "mie.parts", "mie.machine", "mie.cli", "mie.terminal.bench"]
+NO_TORCH += sorted(of("memory", "bench"))
+
+
+@pytest.mark.parametrize("module", NO_TORCH)
 def test_what_everybody_imports_brings_no_torch(module: str) -> None:
     code = f"import sys, {module}; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -146,7 +166,8 @@ def test_every_package_that_we_import_is_declared() -> None:
     owners = packages_distributions()
     missing = set()
     for module, names in SOURCES.items():
-        allowed = book if room(module) in {"book", "viz"} else engine
+        draws = room(module) in {"book", "viz"} or module == "mie.bench.memory_plots"
+        allowed = book if draws else engine
         for name in {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"mie"}:
             if not allowed & {*map(canonicalize_name, owners.get(name, [name]))}:
                 missing.add((module, name))

@@ -26,6 +26,7 @@ class Piece:
     text: str
     token_id: int = 0
     finish_reason: str | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass
@@ -34,12 +35,13 @@ class FakeLLM:
 
     answers: list = field(default_factory=lambda: [["Par", "is", "."]])
     finish_reason: str = "stop"
+    num_cached_tokens: int = 0
     context: int = 100
     prompts: list = field(default_factory=list)
     asked: list = field(default_factory=list)
 
     def __post_init__(self):
-        self.config = SimpleNamespace(max_position_embeddings=self.context)
+        self.max_context = self.context
         self.tokenizer = SimpleNamespace(encode_prompt=lambda text: [ord(c) for c in text])
 
     def chat_prompt(self, messages):
@@ -57,7 +59,8 @@ class FakeLLM:
             if isinstance(text, BaseException):
                 raise text
             last = index == len(texts) - 1
-            yield Piece(text, index, self.finish_reason if last else None)
+            reason = self.finish_reason if last else None
+            yield Piece(text, index, reason, self.num_cached_tokens)
 
 
 @pytest.fixture
@@ -85,6 +88,11 @@ def test_only_the_answer_goes_to_stdout_and_times_go_to_stderr(llm):
     )
     assert llm.asked == [[{"role": "user", "content": "Capital?"}]]
     assert llm.prompts == [(list(range(10)), 7)]
+
+
+def test_what_was_in_memory_already_is_said(llm):
+    llm.num_cached_tokens = 6
+    assert mie("generate", "Capital?").stderr.startswith("10 prompt tokens, 6 cached, in 0.")
 
 
 def test_without_stats_nothing_is_said(llm):
@@ -313,7 +321,7 @@ def test_a_cut_answer_says_by_what(llm):
     assert (
         "cut after 3 tokens (--max-tokens)" in mie("chat", "--max-tokens", "3", stdin="a\n").stderr
     )
-    llm.config.max_position_embeddings = 13
+    llm.max_context = 13
     assert "the context of 13 tokens is full" in mie("chat", stdin="Hi\n").stderr
 
 
@@ -345,24 +353,24 @@ def test_ctrl_c_at_the_prompt_says_how_to_leave_and_stays(llm, monkeypatch):
 
 CHAT_IN_A_TERMINAL = """
 import os, select, signal
-from types import SimpleNamespace
 from mie import cli
+from mie.engine.llm import Piece
 
 interrupted, wakeup = os.pipe()  # a signal is a byte in here, also one that comes before we wait
 os.set_blocking(wakeup, False)
 signal.set_wakeup_fd(wakeup)
 
 class LLM:
-    config = SimpleNamespace(max_position_embeddings=100)
+    max_context = 100
     def chat_prompt(self, messages):
         self.messages = messages
         return [1]
     def stream(self, prompt, max_tokens=None):
         if len(self.messages) > 1:
-            yield SimpleNamespace(text=repr(self.messages[1]), finish_reason="stop")
+            yield Piece(repr(self.messages[1]), 0, "stop")
             return
         for text in ("one ", "two "):
-            yield SimpleNamespace(text=text, finish_reason=None)
+            yield Piece(text, 0)
         select.select([interrupted], [], [])  # thinks until it is interrupted
 
 cli.load_llm = lambda *_: LLM()

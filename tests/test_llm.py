@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -9,16 +10,21 @@ import torch
 
 from mie import LLM
 from mie.engine.llm import auto_dtype
+from mie.engine.paged import KVMemory, greedy_paged
 from mie.engine.plain import greedy_with_cache, greedy_without_cache
 from mie.errors import (
     ConfigError,
     ContextLengthError,
     EmptyPromptError,
     ModelNotFoundError,
+    OutOfBlocksError,
     RequestError,
     UnknownPartError,
 )
 from mie.execution.contiguous_cache import ContiguousCache
+from mie.memory.block_pool import BlockPool
+from mie.memory.block_table import BlockTable
+from mie.memory.radix_tree import RadixTree
 from mie.ops import reference
 
 QUESTIONS = [
@@ -79,6 +85,19 @@ def test_with_cache_equals_without(smollm2):
     without = list(itertools.islice(greedy_without_cache(smollm2.decoder, prompt), 12))
     assert with_cache == without
     assert cache.length == len(prompt) + 11  # the last token chosen has not been computed
+
+
+def test_paging_changes_no_token(smollm2):
+    prompt = smollm2.tokenizer.encode("Once upon a time, in a town by the sea,")
+    cache = ContiguousCache.for_decoder(smollm2.decoder, 64)
+    expected = list(itertools.islice(greedy_with_cache(smollm2.decoder, prompt, cache), 24))
+    memory = KVMemory(smollm2.decoder, num_blocks=12, block_size=4)
+    for found in (0, (len(prompt) - 1) // 4 * 4):  # cold, then warm
+        with memory.table(prompt) as table:
+            assert table.num_tokens == found
+            tokens = greedy_paged(smollm2.decoder, memory, table, prompt)
+            assert list(itertools.islice(tokens, 24)) == expected
+    memory.pool.check([])
 
 
 def test_a_conversation_goes_on_in_the_same_cache(smollm2):
@@ -145,6 +164,173 @@ def test_the_engine_runs_on_the_readers_parts(smollm2, smollm2_path):
     assert used.count("rope") == steps * 2 * layers
     assert used.count("swiglu") == used.count("attention") == steps * layers
     assert used.count("safetensors_reader") == 1
+
+
+# -- memory -------------------------------------------------------------------------------------
+
+
+def with_memory(llm, num_blocks: int, block_size: int, **parts):
+    """The same model with a K/V memory of its own."""
+    twin = copy.copy(llm)
+    twin.memory = KVMemory(llm.decoder, num_blocks, block_size, **parts)
+    twin.max_context = min(llm.config.max_position_embeddings, twin.memory.num_tokens)
+    return twin
+
+
+def empty(llm) -> bool:
+    """Every block has come back, and the pool is whole."""
+    llm.memory.pool.check([])
+    return llm.memory.pool.num_used == 0
+
+
+@pytest.fixture
+def prompt(smollm2):
+    return smollm2.chat_prompt([{"role": "user", "content": "Name a fruit."}])
+
+
+@pytest.fixture
+def eight(smollm2, prompt):
+    """The first eight tokens of an answer that has more, each of which starts with a prompt."""
+    tokens = smollm2.generate(prompt, 8).token_ids
+    assert len(tokens) == 8
+    return tokens
+
+
+def test_the_memory_is_one_context_by_default(smollm2):
+    pool = smollm2.memory.pool
+    assert (pool.num_blocks, pool.block_size) == (8192 // 16 + 1, 16)
+    assert smollm2.max_context == 8192
+    assert smollm2.memory.cache.nbytes == 513 * 16 * 46080
+
+
+def test_the_readers_memory_parts_are_used(smollm2_path, prompt, eight):
+    class Pool(BlockPool):
+        pass
+
+    class Table(BlockTable):
+        pass
+
+    parts = {"block_pool": Pool, "block_table": Table, "prefix_cache": RadixTree}
+    mine = LLM(smollm2_path, dtype="float32", device="cpu", num_blocks=9, block_size=7, parts=parts)
+    memory = mine.memory
+    assert type(memory.pool) is Pool and memory.pool.num_blocks == 9
+    assert memory.cache.kv_L2NBGD.shape[2:4] == (9, 7)
+    assert type(memory.prefix_cache) is RadixTree and type(memory.table(prompt)) is Table
+    assert mine.generate(prompt, 8).token_ids == eight
+    assert mine.max_context == 56
+
+
+def test_a_prompt_is_found_the_second_time(smollm2, prompt, eight):
+    llm = with_memory(smollm2, 40, 4)
+    cached = []
+    for _ in range(2):
+        answer = llm.generate(prompt, 8)
+        assert answer.token_ids == eight and empty(llm)
+        cached.append(answer.num_cached_tokens)
+    assert cached == [0, (len(prompt) - 1) // 4 * 4]
+    hits = llm.memory.prefix_cache.hits
+    assert (hits.queried, hits.hit) == (2 * len(prompt), cached[1])  # once a request
+
+
+def test_the_next_turn_of_a_chat_finds_the_turns_before(smollm2):
+    llm = with_memory(smollm2, 80, 4)
+    turns = [{"role": "user", "content": "What is the capital of France?"}]
+    first = llm.generate(llm.chat_prompt(turns), 20)
+    assert first.finish_reason == "stop"
+    turns += [
+        {"role": "assistant", "content": first.text},
+        {"role": "user", "content": "And that of Italy?"},
+    ]
+    prompt = llm.chat_prompt(turns)
+    computed = first.num_prompt_tokens + len(first.token_ids) - 1
+    assert prompt[:computed] == [*llm.chat_prompt(turns[:1]), *first.token_ids[:-1]]
+    second = llm.generate(prompt, 20)
+    assert second.num_cached_tokens == computed // 4 * 4
+    assert second.token_ids == smollm2.generate(prompt, 20).token_ids
+
+
+def test_an_answer_ends_where_the_memory_does(smollm2, prompt, eight):
+    """Prompt and answer fill all blocks, and the limit is one for both."""
+    blocks = -(-(len(prompt) + 4) // 4)
+    llm = with_memory(smollm2, 1 + blocks, 4)
+    room = blocks * 4 - len(prompt)
+    answer = llm.generate(prompt, None)
+    assert answer.token_ids == eight[:room] and answer.finish_reason == "length"
+    assert empty(llm)
+
+
+@pytest.mark.parametrize("length", [31, 32, 33, 40])
+def test_a_prompt_that_the_memory_cannot_hold_is_refused_at_once(smollm2, length):
+    llm = with_memory(smollm2, 9, 4)
+    if length < 32:
+        assert len(llm.generate([5] * length, None).token_ids) == 1
+    else:
+        message = rf"has {length} tokens.*8 blocks of 4 holds 32.*num_blocks \(now 9"
+        with pytest.raises(ContextLengthError, match=message):
+            llm.stream([5] * length)
+    assert empty(llm)
+
+
+def test_everything_is_back_when_the_last_piece_comes(smollm2, prompt):
+    """Also for who never asks whether there is more, and who closes early, or never begins."""
+    llm = with_memory(smollm2, 40, 4)
+    for piece in (pieces := llm.stream(prompt, 5)):
+        if piece.finish_reason is not None:
+            break
+        assert llm.memory.pool.num_used > 0
+    assert empty(llm)
+    assert list(pieces) == []
+    pieces = llm.stream(prompt, 5)
+    next(pieces)
+    assert llm.memory.pool.num_used > 0
+    pieces.close()
+    assert empty(llm)
+    llm.stream(prompt, 5)
+    assert empty(llm)
+
+
+def test_an_error_in_a_step_leaves_nothing_behind(smollm2, prompt, eight, monkeypatch):
+    from mie.engine import paged
+
+    llm = with_memory(smollm2, 40, 4)
+    pieces = llm.stream(prompt, 8)
+    next(pieces)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(paged, "next_token", interrupted)
+        next(pieces)
+    assert empty(llm)
+    assert llm.generate(prompt, 8).token_ids == eight
+
+
+def test_of_two_streams_the_one_that_finds_no_block_is_told_the_numbers(smollm2, prompt, eight):
+    """Different salts cannot be had here, so the second text differs from its first token on."""
+    other = [5, *prompt[1:]]
+    blocks = -(-len(prompt) // 4)
+    llm = with_memory(smollm2, 1 + 2 * blocks, 4)
+    first, second = llm.stream(prompt, 8), llm.stream(other, 8)
+    taken = []
+    with pytest.raises(OutOfBlocksError, match=rf"need 1 blocks of 4; 0 of {2 * blocks} are free"):
+        for one, _ in zip(first, second, strict=True):
+            taken.append(one.token_id)
+    assert taken == eight[: len(taken)]
+    first.close()
+    second.close()
+    assert empty(llm)
+    assert llm.generate(prompt, 8).token_ids == eight
+
+
+@pytest.mark.parametrize("sizes", [{"num_blocks": 1}, {"num_blocks": -4}, {"block_size": 0}])
+def test_sizes_of_memory_that_hold_nothing(sizes):
+    (name, value), *_ = sizes.items()
+    with pytest.raises(ConfigError, match=rf"{name} (is )?{value}\b"):
+        LLM("./no-such-folder", **sizes)
+
+
+# -- where it runs ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

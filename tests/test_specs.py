@@ -67,6 +67,14 @@ def test_what_is_right_but_built_differently_passes(name, implementation):
     check(name, implementation).require()
 
 
+@pytest.mark.parametrize("name", ["block_table", "prefix_cache"])
+def test_a_pool_that_was_built_differently_serves_the_engine(name, monkeypatch):
+    [heap_pool] = tried_on("block_pool").ALTERNATIVES
+    monkeypatch.setattr("mie.spec.device.BlockPool", heap_pool)
+    for implementation in (parts.default(name), *tried_on(name).ALTERNATIVES):
+        check(name, implementation).require()
+
+
 @pytest.mark.parametrize(("name", "mutant", "killer"), ALL_MUTANTS)
 def test_mutant_is_killed_by_its_case(name, mutant, killer):
     assert killer in broken(name, mutant)

@@ -29,7 +29,14 @@ BUILT = {
     "02": """
         mie.ops mie.text mie.model.config mie.model.layers mie.model.rope mie.model.decoder
         mie.model.registry mie.model.kv_cache""",
-    "03": "mie.LLM mie.engine mie.execution.contiguous_cache",
+    "03": """
+        mie.LLM mie.engine.llm mie.engine.plain mie.execution.contiguous_cache""",
+    "04": "mie.memory.block_pool",
+    "05": """
+        mie.memory.block_copies mie.memory.block_table mie.execution.kv_cache""",
+    "06": """
+        mie.memory.prefix_cache mie.memory.radix_tree mie.engine.paged""",
+    "07": "mie.memory.usage mie.bench",
 }
 
 

@@ -15,9 +15,8 @@ from typing import Any, Literal
 import torch
 
 from mie import parts as all_parts
-from mie.engine.plain import greedy_with_cache
+from mie.engine.paged import KVMemory, choose_num_blocks, greedy_paged
 from mie.errors import ConfigError, ContextLengthError, EmptyPromptError, RequestError
-from mie.execution.contiguous_cache import ContiguousCache
 from mie.model import hub
 from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
@@ -29,25 +28,34 @@ from mie.text.detokenizer import Detokenizer
 from mie.text.tokenizer import Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MEMORY_PARTS = ("block_pool", "block_table", "prefix_cache")
 FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one step adds: a token, the text that became certain with it, and perhaps the end."""
+    """What one step adds: a token, the text that became certain with it, and perhaps the end.
+
+    ``num_cached_tokens``: how much of the prompt was in memory already; the same in every piece.
+    """
 
     text: str
     token_id: int
     finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass
 class Completion:
-    """A whole answer. ``token_ids`` include the token that ended it; ``text`` does not."""
+    """A whole answer. ``token_ids`` include the token that ended it; ``text`` does not.
+
+    ``num_cached_tokens`` of the prompt were in memory already and have not been computed.
+    """
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -65,6 +73,10 @@ class LLM:
     ``model`` is ``smollm2-135m``, a folder, a ``.gguf`` file or a Hugging Face id. ``device`` is
     by default a CUDA device where there is one; for the default of ``dtype`` see ``auto_dtype``.
     ``parts`` replaces parts of the engine by name: see ``mie.parts``.
+
+    K and V lie in ``num_blocks`` blocks of ``block_size`` tokens, one of them scratch; for the
+    default see ``choose_num_blocks``. All answers share them, those of earlier prompts too as long
+    as nobody else needs the room. ``max_context`` tokens is what a prompt and its answer may have.
     """
 
     def __init__(
@@ -73,12 +85,19 @@ class LLM:
         *,
         dtype: str = "auto",
         device: str = "auto",
+        num_blocks: int | None = None,
+        block_size: int = 16,
         parts: Mapping[str, Any] | None = None,
     ) -> None:
         chosen = all_parts.choose(parts)
         place = _device(device)
         if dtype not in ("auto", *DTYPES):
             raise ConfigError(f"no dtype called {dtype!r}; there are auto, {', '.join(DTYPES)}")
+        if block_size < 1 or (num_blocks is not None and num_blocks < 2):
+            raise ConfigError(
+                f"num_blocks is {num_blocks} and block_size {block_size}; at least 2, one of them "
+                "scratch, and 1 are needed"
+            )
         self.path = hub.resolve(model)
         self.tokenizer = Tokenizer.load(self.path)
         checkpoint = open_checkpoint(self.path, chosen.pop("safetensors_reader"))
@@ -87,8 +106,12 @@ class LLM:
         else:
             self.config = ModelConfig.from_folder(self.path)
         number = DTYPES.get(dtype) or auto_dtype(place, num_parameters(self.config))
+        memory_parts = {name: chosen.pop(name) for name in MEMORY_PARTS}
         self.decoder = Decoder(self.config, number, place, Ops(**chosen))
         load_weights(self.decoder, checkpoint)
+        num_blocks = choose_num_blocks(self.config, number, place, block_size, num_blocks)
+        self.memory = KVMemory(self.decoder, num_blocks, block_size, **memory_parts)
+        self.max_context = min(self.config.max_position_embeddings, self.memory.num_tokens)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The tokens that ask the model to answer ``messages``, by its own chat template."""
@@ -99,7 +122,8 @@ class LLM:
 
         ``prompt`` is token ids, or text, to which only what the tokenizer begins every text with is
         added. ``max_tokens`` bounds the answer, and ``None`` lets it fill the context. Raises
-        EmptyPromptError, ContextLengthError or RequestError at once, not at the first token.
+        EmptyPromptError, ContextLengthError or RequestError at once, not at the first token; and
+        OutOfBlocksError at any token, if other streams that are still open hold the memory.
         """
         return self._pieces(self._checked(prompt, max_tokens), max_tokens)
 
@@ -113,6 +137,7 @@ class LLM:
                 answer.prefill_seconds = time.perf_counter() - start
             answer.text += piece.text
             answer.token_ids.append(piece.token_id)
+            answer.num_cached_tokens = piece.num_cached_tokens
             answer.finish_reason = piece.finish_reason
         answer.decode_seconds = time.perf_counter() - start - answer.prefill_seconds
         return answer
@@ -121,11 +146,18 @@ class LLM:
         tokenizer = self.tokenizer
         token_ids = tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
         limit, size = self.config.max_position_embeddings, self.config.vocab_size
+        pool = self.memory.pool
         if not token_ids:
             raise EmptyPromptError("the prompt has no tokens")
         if len(token_ids) >= limit:
             raise ContextLengthError(
                 f"the prompt has {len(token_ids)} tokens; the model reads {limit}, answer included"
+            )
+        if len(token_ids) >= self.max_context:
+            raise ContextLengthError(
+                f"the prompt has {len(token_ids)} tokens; the K/V memory of {pool.num_blocks - 1} "
+                f"blocks of {pool.block_size} holds {self.max_context}, answer included: shorten "
+                f"the prompt or raise num_blocks (now {pool.num_blocks}, one of them scratch)"
             )
         if strange := [token for token in token_ids if not 0 <= token < size]:
             raise RequestError(f"token {strange[0]} is outside the vocabulary of {size}")
@@ -134,20 +166,22 @@ class LLM:
         return token_ids
 
     def _pieces(self, token_ids: list[int], max_tokens: int | None) -> Iterator[Piece]:
-        room = self.config.max_position_embeddings - len(token_ids)
+        room = self.max_context - len(token_ids)
         max_tokens = room if max_tokens is None else min(max_tokens, room)
-        cache = ContiguousCache.for_decoder(self.decoder, len(token_ids) + max_tokens)
         detokenizer = Detokenizer(self.tokenizer)
-        tokens = greedy_with_cache(self.decoder, token_ids, cache)
-        for count, token in enumerate(tokens, start=1):
-            if token in self.tokenizer.eos_ids:
-                yield Piece(detokenizer.flush(), token, "stop")
-                return
-            text = detokenizer.push(token)
-            if count == max_tokens:
-                yield Piece(text + detokenizer.flush(), token, "length")
-                return
-            yield Piece(text, token)
+        with self.memory.table(token_ids) as table:
+            cached = table.num_tokens
+            tokens = greedy_paged(self.decoder, self.memory, table, token_ids)
+            for count, token in enumerate(tokens, start=1):
+                if token in self.tokenizer.eos_ids:
+                    last = Piece(detokenizer.flush(), token, "stop", cached)
+                    break
+                text = detokenizer.push(token)
+                if count == max_tokens:
+                    last = Piece(text + detokenizer.flush(), token, "length", cached)
+                    break
+                yield Piece(text, token, None, cached)
+        yield last  # the blocks have gone back: nobody may ask for anything after this
 
 
 def _device(name: str) -> torch.device:

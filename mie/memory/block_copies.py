@@ -39,9 +39,23 @@ class BlockCopies:
         """How many copies wait for a step."""
         return len(self._waiting)
 
+    @property
+    def waiting(self) -> list[BlockCopy]:
+        """The copies that wait for a step."""
+        return [BlockCopy(source, target) for target, source in self._waiting.items()]
+
+    @property
+    def launching(self) -> list[BlockCopy]:
+        """The copies of a step that has been planned and not yet launched."""
+        return list(self._launching)
+
     def pins(self, block: int) -> int:
         """How many of ``block``'s owners are copies that have not been launched."""
         return self._pins[block]
+
+    def fills(self, block: int) -> bool:
+        """Whether a copy into ``block`` waits: it does not hold yet what its owner thinks."""
+        return block in self._waiting
 
     def add(self, source: int, target: int) -> None:
         """Write a copy down. ``target`` is new: nobody has written into it in this step.
@@ -65,9 +79,8 @@ class BlockCopies:
         """The copies for the step that is planned now. They stay pinned until ``launched``, and
         between the two no table gives blocks back."""
         assert not self._launching, "the copies of the step before were never launched"
-        self._launching = [BlockCopy(source, target) for target, source in self._waiting.items()]
-        self._waiting = {}
-        return list(self._launching)
+        self._launching, self._waiting = self.waiting, {}
+        return self.launching
 
     def launched(self) -> None:
         """The step with the taken copies has been launched: their blocks need no pin."""

@@ -131,6 +131,7 @@ class BlockTable:
         from now on: the K and V are the same, and our own goes back.
         """
         own = self.blocks[self.num_registered]
+        assert not self.copies.fills(own), f"block {own} waits for its copy: nothing is written"
         if block != own:
             self.pool.incref(block)
             self.blocks[self.num_registered] = block

@@ -13,6 +13,8 @@ Shapes are written as suffixes, one letter a dimension:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -94,13 +96,15 @@ def paged_attention(
     block_table_M: Tensor,
     num_tokens: int,
     scale: float,
+    attention: Callable[[Tensor, Tensor, Tensor, float], Tensor] = attention,
 ) -> Tensor:
     """The same attention when K and V lie scattered over blocks of B slots each.
 
     ``block_table_M`` names the physical block of each logical one: position p lies in block
     ``block_table_M[p // B]``, slot ``p % B``. The first ``num_tokens`` positions exist; the rest of
-    the last block may hold anything. Kwon et al., 2023.
+    the last block may hold anything. ``attention`` gets the K and V that were gathered.
+    Kwon et al., 2023.
     """
-    k_SGD = k_NBGD[block_table_M].flatten(0, 1)[:num_tokens]
-    v_SGD = v_NBGD[block_table_M].flatten(0, 1)[:num_tokens]
+    k_SGD = k_NBGD.index_select(0, block_table_M).flatten(0, 1)[:num_tokens]
+    v_SGD = v_NBGD.index_select(0, block_table_M).flatten(0, 1)[:num_tokens]
     return attention(q_THD, k_SGD, v_SGD, scale)

@@ -22,7 +22,16 @@ from typing import Any
 from mie.errors import MieError
 from mie.spec.location import Location, location_of
 
-SPECS = ("safetensors_reader", "rms_norm", "rope", "swiglu", "attention")  # in the book's order
+SPECS = (  # in the book's order
+    "safetensors_reader",
+    "rms_norm",
+    "rope",
+    "swiglu",
+    "attention",
+    "block_pool",
+    "block_table",
+    "prefix_cache",
+)
 PREFIX = "case_"
 HALVES = " Otherwise: "
 

@@ -7,7 +7,7 @@ counter-example is easier to think about than an array of differences.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,6 +65,17 @@ def equal(got: Any, expected: Any, what: str) -> None:
     """Two plain Python values are the same."""
     if got != expected:
         raise CounterExample(f"{what}: expected {expected!r}, got {got!r}")
+
+
+def refuses(what: str, call: Callable[..., object], *arguments: object) -> None:
+    """The call raises, whatever it is that it raises."""
+    try:
+        call(*arguments)
+    except NotImplementedError:
+        raise  # not written yet is not wrong
+    except Exception:
+        return
+    raise CounterExample(f"{what}: expected an error, and there was none")
 
 
 def same_bits(got: Any, expected: Tensor, what: str) -> None:

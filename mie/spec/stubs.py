@@ -6,13 +6,16 @@ and check it there; what it must do is in the spec of the same name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from mie.memory.block_copies import BlockCopies
+from mie.memory.prefix_cache import HitCounter
 from mie.model.checkpoint import TensorInfo
 
 
@@ -51,10 +54,167 @@ def attention(q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor, scale: float) -> Tens
     raise NotImplementedError("weigh the values")
 
 
+class BlockPool:
+    """Who owns which block of K/V memory. Blocks are numbers; block 0 is scratch, nobody's."""
+
+    num_blocks: int  # with scratch
+    block_size: int  # slots of a block
+    num_free: int  # blocks that allocate could hand out
+    on_evict: Callable[[int], None]  # set by a prefix cache, and may be called without one
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        """All free. Raises ``ConfigError`` for fewer than 2 blocks or fewer than 1 slot."""
+        raise NotImplementedError("put all blocks but block 0 into a free list")
+
+    def allocate(self) -> int:
+        """A free block, now with one owner; ``INVALID_BLOCK``, which is -1, if there is none.
+
+        First the blocks that aren't cached, last freed first; then the cached ones, least recently
+        freed first. Such a one isn't cached any more, and ``on_evict`` is called with it.
+        """
+        raise NotImplementedError("hand out the first free block")
+
+    def incref(self, block: int) -> None:
+        """One more owner. A free block that is cached is used again; another is refused."""
+        raise NotImplementedError("count one owner more")
+
+    def decref(self, block: int) -> None:
+        """One owner less; without any, the block is free. Refused if it is so already."""
+        raise NotImplementedError("count one owner less")
+
+    def ref_count(self, block: int) -> int:
+        """How many owners ``block`` has."""
+        raise NotImplementedError("look it up")
+
+    def mark_cached(self, block: int) -> None:
+        """A prefix cache knows from now on what is in ``block``, which is used."""
+        raise NotImplementedError("remember it")
+
+    def unmark_cached(self, block: int) -> None:
+        """No cache knows it any more. If it is free, it is the next to be handed out."""
+        raise NotImplementedError("forget it")
+
+    def is_cached(self, block: int) -> bool:
+        """Whether a prefix cache knows what is in ``block``."""
+        raise NotImplementedError("look it up")
+
+
+class BlockTable:
+    """The blocks of one sequence. It owns one reference to each of them."""
+
+    blocks: Sequence[int]  # of tokens 0 … block_size - 1, then of the next, and so on
+    num_tokens: int  # how many slots are taken
+    num_registered: int  # how many of the first blocks a prefix cache knows
+
+    def __init__(self, pool: Any, copies: BlockCopies, blocks: Iterable[int] = ()) -> None:
+        """``blocks`` are full, registered, and referenced for this table already."""
+        raise NotImplementedError("begin with these blocks")
+
+    def blocks_to_append(self, num_tokens: int) -> int:
+        """How many blocks ``append(num_tokens)`` would take, one for a split among them."""
+        raise NotImplementedError("count them")
+
+    def append(self, num_tokens: int) -> bool:
+        """Slots for more tokens, none in a shared block. False, and no change, if too few are free.
+
+        A block is shared if another table owns it too, or the pool says that it is cached;
+        ``copies.pins(block)`` of its owners don't count. A shared one is split: ``copies.add(old,
+        new)``, then ``decref`` of the old one, then the new one takes its place.
+        """
+        raise NotImplementedError("take blocks from the pool")
+
+    def slot(self, position: int) -> int:
+        """Where the token at ``position`` lies. A position without a token is refused."""
+        raise NotImplementedError("block times block size plus offset")
+
+    def slots(self, begin: int, end: int) -> Sequence[int]:
+        """The slots of positions ``begin`` to ``end`` (exclusive)."""
+        raise NotImplementedError("the slot of each")
+
+    def fork(self) -> Self:
+        """A second table with the same tokens in the same blocks, without a copy."""
+        raise NotImplementedError("share the blocks")
+
+    def writable(self, position: int) -> bool:
+        """Split the block at ``position`` if it is shared. False, and no change, if none is free.
+
+        No registered block stands behind ``position``; the block is not registered after a split.
+        """
+        raise NotImplementedError("split what is shared")
+
+    def register(self, block: int) -> None:
+        """The next block that isn't registered is so now. If its name is another than ``block``,
+        that one has the same tokens: own it, list it, give the old one back."""
+        raise NotImplementedError("count it, or take the other")
+
+    def truncate(self, num_tokens: int) -> None:
+        """Keep the first tokens. Blocks behind them go back, last one first.
+
+        The copy for a block that nobody else reads is called off: ``copies.cancel(block)``.
+        """
+        raise NotImplementedError("give blocks back from the end")
+
+    def release(self) -> None:
+        """Keep nothing. A second call has nothing to give back."""
+        raise NotImplementedError("give all blocks back")
+
+    def __enter__(self) -> Self:
+        raise NotImplementedError("the table itself")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        raise NotImplementedError("release")
+
+    def __copy__(self) -> Self:
+        """Refused, as is a deep copy: it would own what the pool never counted."""
+        raise NotImplementedError("refuse, with another error than this one")
+
+    def __deepcopy__(self, memo: object) -> Self:
+        raise NotImplementedError("refuse, with another error than this one")
+
+
+class PrefixCache:
+    """Which beginnings of texts are in which blocks."""
+
+    hits: HitCounter  # the engine fills it
+
+    def __init__(self, pool: Any) -> None:
+        """Knows nothing. Puts a method of its own into ``pool.on_evict``, to forget a block."""
+        raise NotImplementedError("begin with nothing, and listen to the pool")
+
+    def match(self, token_ids: Sequence[int], salt: str = "") -> Sequence[int]:
+        """The blocks of the longest known beginning, in order, each ``incref``-ed for the caller.
+
+        Full blocks only, and never all of the tokens. Texts with different salts share nothing.
+        """
+        raise NotImplementedError("follow the text, block by block")
+
+    def insert(
+        self, table: Any, token_ids: Sequence[int], num_computed: int, salt: str = ""
+    ) -> None:
+        """The full blocks of ``table`` among its first ``num_computed`` tokens are known now.
+
+        For each from ``table.num_registered`` on, in order: a beginning that is new goes to
+        ``pool.mark_cached``; ``table.register`` is told the block that holds it, new or known.
+        """
+        raise NotImplementedError("register what isn't known yet")
+
+    def clear(self) -> bool:
+        """Forget all, ``unmark_cached`` each block. False, and no change, if one has an owner."""
+        raise NotImplementedError("forget everything")
+
+
 STUBS: dict[str, Any] = {
     "safetensors_reader": SafetensorsReader,
     "rms_norm": rms_norm,
     "rope": rope,
     "swiglu": swiglu,
     "attention": attention,
+    "block_pool": BlockPool,
+    "block_table": BlockTable,
+    "prefix_cache": PrefixCache,
 }

@@ -3,8 +3,8 @@
 Invariant: what is shown is the text itself and nothing else, each piece the moment it exists. So
 standard output can be piped anywhere; what is said *about* the answer goes to standard error.
 
-Two bounds show in the times (chapter 03). The prompt is computed at once before the first token:
-arithmetic. Every later token reads all the weights again: memory.
+Two bounds show in the times (chapter 03). The prompt, or what of it is not cached, is computed at
+once before the first token: arithmetic. Every later token reads all the weights again: memory.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Answer:
     num_prompt_tokens: int
     text: str = ""
     num_tokens: int = 0
+    num_cached_tokens: int = 0  # of the prompt: found in memory, not computed
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     ending: str = "stop"
@@ -43,8 +44,9 @@ class Answer:
         tokens = "1 token" if self.num_tokens == 1 else f"{self.num_tokens} tokens"
         if self.num_tokens > 1 and self.decode_seconds > 0:
             tokens += f" at {(self.num_tokens - 1) / self.decode_seconds:.1f} a second"
+        cached = f", {self.num_cached_tokens} cached," if self.num_cached_tokens else ""
         return (
-            f"{self.num_prompt_tokens} prompt tokens in {self.prefill_seconds:.2f} s · "
+            f"{self.num_prompt_tokens} prompt tokens{cached} in {self.prefill_seconds:.2f} s · "
             f"{tokens} · {ENDINGS[self.ending]}"
         )
 
@@ -61,6 +63,7 @@ def show_answer(pieces: Iterator[Piece], num_prompt_tokens: int, output: TextIO)
         for piece in pieces:
             if answer.num_tokens == 0:
                 answer.prefill_seconds = time.perf_counter() - start
+                answer.num_cached_tokens = piece.num_cached_tokens
             answer.text += piece.text
             answer.num_tokens += 1
             answer.ending = piece.finish_reason or answer.ending

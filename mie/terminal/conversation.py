@@ -8,7 +8,8 @@ does not want it) leaves the conversation as it was, and the program running.
              at the prompt: throws away the line
     Ctrl-D   leaves
 
-Cost: every turn computes the whole conversation anew; chapter 06 ends that.
+Cost: the prompt of a turn is the whole conversation, of which the prefix cache has all but the last
+block and what is new: a turn computes about as much as it adds.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Conversation:
         return self.last.num_prompt_tokens + self.last.num_tokens if self.last else 0
 
     def _limit(self) -> int:
-        return self._llm.config.max_position_embeddings
+        return self._llm.max_context
 
     def _command(self, line: str) -> None:
         match line:

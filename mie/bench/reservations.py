@@ -116,7 +116,7 @@ def _paged(requests: Sequence[Request], budget_tokens: int) -> Reservation:
 
 
 def _grow_together(tables: Sequence[BlockTable], requests: Sequence[Request]) -> None:
-    """All prompts, then a token for each that has not ended, step after step, as a batch does."""
+    """All prompts, then step by step a token for each request that has not ended."""
     for table, request in zip(tables, requests, strict=True):
         assert table.append(request.prompt_tokens)
     for step in range(max(request.answer_tokens for request in requests)):

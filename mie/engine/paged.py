@@ -63,13 +63,16 @@ class KVMemory:
         return table
 
     def step(self, table: BlockTable, num_new: int) -> PagedStep:
-        """Slots for ``num_new`` more tokens of ``table``, and the cache for the step that computes
-        them. Raises OutOfBlocksError when there are too few blocks; then nothing has changed."""
+        """Slots for ``num_new`` more tokens of ``table``, and the cache for their step.
+
+        Raises OutOfBlocksError when there are too few blocks; then nothing has changed.
+        """
         if not table.append(num_new):
             raise OutOfBlocksError(
                 f"{num_new} more tokens need {table.blocks_to_append(num_new)} blocks of "
-                f"{self.pool.block_size}; {self.pool.num_free} of {self.pool.num_blocks - 1} are "
-                f"free, and {len(table.blocks)} are this sequence's own"
+                f"{self.pool.block_size}; {self.pool.num_free} of "
+                f"{self.pool.num_blocks - 1} are free, "
+                f"and {len(table.blocks)} are this sequence's own"
             )
         self.cache.copy_blocks(self.copies.take())
         self.copies.launched()
@@ -78,12 +81,16 @@ class KVMemory:
 
 
 def greedy_paged(
-    decoder: Decoder, memory: KVMemory, table: BlockTable, prompt: Iterable[int], salt: str = ""
+    decoder: Decoder,
+    memory: KVMemory,
+    table: BlockTable,
+    prompt: Iterable[int],
+    salt: str = "",
 ) -> Iterator[int]:
-    """The most likely token after ``prompt``, the one after that, and so on; the caller stops.
+    """The most likely token after ``prompt``, the one after that, …; the caller stops.
 
-    ``table`` holds the K and V of the first ``table.num_tokens`` tokens of ``prompt``; the caller
-    gives it back. Raises OutOfBlocksError when another token does not fit.
+    ``table`` holds the K and V of the first ``table.num_tokens`` tokens of ``prompt``; the
+    caller gives it back. Raises OutOfBlocksError when another token does not fit.
     """
     tokens = list(prompt)
     while True:

@@ -118,8 +118,10 @@ class PagedKVCache:
         self.kv_L2NBGD.index_copy_(2, self._index(targets), content)
 
     def step(self, sequences: Sequence[SequenceStep]) -> PagedStep:
-        """The cache as the decoder sees it in one step, whose flat batch holds ``sequences`` in
-        this order, the new tokens of each together."""
+        """The cache as the decoder sees it in one step.
+
+        The flat batch holds ``sequences`` in this order, the new tokens of each together.
+        """
         return PagedStep(self, sequences)
 
     def _index(self, numbers: Sequence[int]) -> Tensor:
@@ -144,16 +146,17 @@ class PagedStep:
     def attend(
         self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float
     ) -> Tensor:
-        """Write this step's K and V of ``layer``, then let each sequence attend to its context."""
+        """Write this step's K and V of ``layer``; let each sequence attend to its context."""
         k_NBGD, v_NBGD = self.cache.kv_L2NBGD[layer]
         k_NBGD.flatten(0, 1).index_copy_(0, self.slots_T, k_TGD)
         v_NBGD.flatten(0, 1).index_copy_(0, self.slots_T, v_TGD)
-        batch = zip(q_THD.split(self.num_new), self.block_tables, self.num_tokens, strict=True)
+        queries = q_THD.split(self.num_new)
+        attention = self.cache.attention
         out = [
-            reference.paged_attention(
-                q_XHD, k_NBGD, v_NBGD, block_table_M, num_tokens, scale, self.cache.attention
+            reference.paged_attention(q_XHD, k_NBGD, v_NBGD, table_M, length, scale, attention)
+            for q_XHD, table_M, length in zip(
+                queries, self.block_tables, self.num_tokens, strict=True
             )
-            for q_XHD, block_table_M, num_tokens in batch
         ]
         return torch.cat(out)
 

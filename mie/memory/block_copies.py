@@ -60,7 +60,7 @@ class BlockCopies:
     def add(self, source: int, target: int) -> None:
         """Write a copy down. ``target`` is new: nobody has written into it in this step.
 
-        The copy of a copy that still waits is a copy of the first source, which holds the same.
+        The copy of a copy that still waits is a copy of the first source: it holds the same.
         """
         source = self._waiting.get(source, source)
         self._waiting[target] = source
@@ -76,8 +76,10 @@ class BlockCopies:
             self._unpin(target)
 
     def take(self) -> list[BlockCopy]:
-        """The copies for the step that is planned now. They stay pinned until ``launched``, and
-        between the two no table gives blocks back."""
+        """The copies for the step that is planned now.
+
+        They stay pinned until ``launched``; between the two no table gives blocks back.
+        """
         assert not self._launching, "the copies of the step before were never launched"
         self._launching, self._waiting = self.waiting, {}
         return self.launching

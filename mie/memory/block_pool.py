@@ -78,7 +78,7 @@ class BlockPool:
         return self._cached[block]
 
     def allocate(self) -> int:
-        """The first block of the free list, with one owner; INVALID_BLOCK when there is none."""
+        """The first block of the free list, with one owner; INVALID_BLOCK if there is none."""
         block = self._next[SCRATCH_BLOCK]
         if block == SCRATCH_BLOCK:
             return INVALID_BLOCK
@@ -90,14 +90,14 @@ class BlockPool:
         return block
 
     def incref(self, block: int) -> None:
-        """One more owner. A free block can gain one only while it is cached: a prefix hit."""
+        """One more owner. A free block gains one only while it is cached: a prefix hit."""
         if self._ref_counts[block] == 0:
             assert self._cached[block], f"block {block} is free and its content is gone"
             self._unlink(block)
         self._ref_counts[block] += 1
 
     def decref(self, block: int) -> None:
-        """One owner less. Without any, the block is free: at the back if cached, else in front."""
+        """One owner less. Without any it is free: at the back if cached, else in front."""
         assert self._ref_counts[block] > 0, f"block {block} has no owner to give it back"
         self._ref_counts[block] -= 1
         if self._ref_counts[block] == 0:

@@ -90,9 +90,9 @@ class BlockTable:
         return twin
 
     def is_shared(self, index: int) -> bool:
-        """Whether somebody else may read the block at ``index``, now or by a prefix hit later.
+        """Whether somebody else may read the block at ``index``, now or by a later prefix hit.
 
-        A copy that waits for its step holds the block too, but has read it before we can write.
+        A copy that waits for its step holds the block too, but reads it before we can write.
         """
         block = self.blocks[index]
         others = self.pool.ref_count(block) - self.copies.pins(block) - 1
@@ -141,8 +141,8 @@ class BlockTable:
     # -- giving back -----------------------------------------------------------------------------
 
     def truncate(self, num_tokens: int) -> None:
-        """Keep the first ``num_tokens`` tokens; blocks behind them go back, the last one first."""
-        assert 0 <= num_tokens <= self.num_tokens, f"{num_tokens} of {self.num_tokens} tokens"
+        """Keep the first ``num_tokens`` tokens; blocks behind them go back, the last first."""
+        assert 0 <= num_tokens <= self.num_tokens, f"{num_tokens} of {self.num_tokens}"
         size = self.pool.block_size
         keep = blocks_needed(num_tokens, size)
         while len(self.blocks) > keep:

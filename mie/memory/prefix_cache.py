@@ -149,8 +149,8 @@ class HashPrefixCache:
         pool.on_evict = self._forget
 
     def match(self, token_ids: Sequence[int], salt: str = "") -> list[int]:
-        """See ``PrefixCache``. The blocks are referenced before anything else is allocated, so
-        none of them can be evicted to make room for the rest of the same text."""
+        """See ``PrefixCache``. The blocks are referenced before anything else is allocated,
+        so none of them can be evicted to make room for the rest of the same text."""
         size = self.pool.block_size
         found: list[int] = []
         parent: CachedBlock | str = salt
@@ -178,7 +178,8 @@ class HashPrefixCache:
             key = self.hash_block(before, tokens)
             known = self._by_key.get(key)
             if known is None:
-                known = self._remember(CachedBlock(table.blocks[index], key, parent, tokens))
+                known = CachedBlock(table.blocks[index], key, parent, tokens)
+                self._remember(known)
             elif not known.continues(parent, tokens):
                 return
             table.register(known.block)
@@ -210,10 +211,9 @@ class HashPrefixCache:
                 f"block {before} would be evicted before block {block}, which continues it"
             )
 
-    def _remember(self, known: CachedBlock) -> CachedBlock:
+    def _remember(self, known: CachedBlock) -> None:
         self._by_key[known.key] = self._by_block[known.block] = known
         self.pool.mark_cached(known.block)
-        return known
 
     def _forget(self, block: int) -> None:
         """The pool hands ``block`` out again: nobody may find it from now on."""

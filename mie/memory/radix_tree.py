@@ -168,7 +168,8 @@ class RadixTree:
     def _forget(self, block: int) -> None:
         """The pool hands ``block`` out again: the leaf that ends with it gets shorter."""
         node, passed = self._places.pop(block)
-        assert passed == len(node.blocks) and not node.children, f"{block} is not the end of {node}"
+        at_the_end = passed == len(node.blocks) and not node.children
+        assert at_the_end, f"block {block} is not the end of {node}"
         node.blocks.pop()
         tokens = node.tokens.pop()
         if not node.blocks and node.parent is not None:

@@ -35,12 +35,12 @@ class MemoryUsage:
 
     @property
     def saved_by_sharing(self) -> float:
-        """Blocks that sharing saves, among those that the tables would need without it."""
+        """Blocks that sharing saves, among those that tables would need without it."""
         return 1 - self.used_blocks / self.listed_blocks if self.listed_blocks else 0.0
 
 
 def memory_usage(pool: BlockPool, tables: Iterable[BlockTable]) -> MemoryUsage:
-    """Count what ``tables`` take of ``pool``. Takes a step for each block of each table."""
+    """Count what ``tables`` take of ``pool``, in a step for each block of each table."""
     size = pool.block_size
     filled: dict[int, int] = {}
     listed = 0
@@ -49,4 +49,5 @@ def memory_usage(pool: BlockPool, tables: Iterable[BlockTable]) -> MemoryUsage:
         for index, block in enumerate(table.blocks):
             tokens = min(size, table.num_tokens - index * size)
             filled[block] = max(tokens, filled.get(block, 0))
-    return MemoryUsage(size, pool.num_blocks - 1, len(filled), listed, sum(filled.values()))
+    usable, taken = pool.num_blocks - 1, sum(filled.values())
+    return MemoryUsage(size, usable, len(filled), listed, taken)

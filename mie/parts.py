@@ -35,7 +35,11 @@ def choose(replacements: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Every part by name: the replacement where there is one, the default elsewhere."""
     replacements = replacements or {}
     _refuse_unknown(replacements)
-    return {name: replacements.get(name) or default(name) for name in DEFAULTS}
+    if nothing := sorted(name for name, part in replacements.items() if part is None):
+        raise UnknownPartError(f"the part {nothing[0]} is None; leave it out for the engine's own")
+    return {
+        name: replacements[name] if name in replacements else default(name) for name in DEFAULTS
+    }
 
 
 def _refuse_unknown(names: Mapping[str, Any] | list[str]) -> None:

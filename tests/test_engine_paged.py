@@ -269,7 +269,9 @@ def test_the_smallest_pool_that_holds_an_answer(kind, block_size):
             for token in loop:
                 got.append(token)
         assert len(table.blocks) == blocks and len(got) == blocks * block_size - len(prompt) + 1
-        assert f"1 more tokens need 1 blocks of {block_size}; 0 of {blocks}" in str(error.value)
+        assert f"to add: 1; blocks of {block_size} needed: 1, free: 0 of {blocks}" in str(
+            error.value
+        )
         assert error.value.http_status == 503
     whole(where)
 
@@ -281,7 +283,9 @@ def test_a_prompt_that_does_not_fit_beside_another_changes_nothing():
         tokens = [next(loop)]
         with (
             where.table(STORY[20:32]) as second,
-            pytest.raises(OutOfBlocksError, match="12 more tokens need 3 blocks of 4; 2 of 5"),
+            pytest.raises(
+                OutOfBlocksError, match="to add: 12; blocks of 4 needed: 3, free: 2 of 5"
+            ),
         ):
             next(greedy_paged(model, where, second, STORY[20:32]))
         where.pool.check([first.blocks])

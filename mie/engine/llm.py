@@ -76,7 +76,7 @@ class LLM:
 
     K and V lie in ``num_blocks`` blocks of ``block_size`` tokens, one of them scratch; for the
     default see ``choose_num_blocks``. All answers share them, those of earlier prompts too as long
-    as nobody else needs the room. ``max_context`` tokens is what a prompt and its answer may have.
+    as nobody else needs the room; ``parts={"prefix_cache": NoPrefixCache}`` keeps none of them.
     """
 
     def __init__(
@@ -111,28 +111,38 @@ class LLM:
         load_weights(self.decoder, checkpoint)
         num_blocks = choose_num_blocks(self.config, number, place, block_size, num_blocks)
         self.memory = KVMemory(self.decoder, num_blocks, block_size, **memory_parts)
-        self.max_context = min(self.config.max_position_embeddings, self.memory.num_tokens)
+
+    @property
+    def max_context(self) -> int:
+        """How many tokens a prompt and its answer may have: what the model reads, or what the
+        memory holds and one more, since the last token of an answer needs no K and V."""
+        return min(self.config.max_position_embeddings, self.memory.num_tokens + 1)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The tokens that ask the model to answer ``messages``, by its own chat template."""
         return self.tokenizer.encode_chat(messages)
 
-    def stream(self, prompt: str | Sequence[int], max_tokens: int | None = None) -> Iterator[Piece]:
+    def stream(
+        self, prompt: str | Sequence[int], max_tokens: int | None = None, salt: str = ""
+    ) -> Iterator[Piece]:
         """The answer, token by token, each the most likely one.
 
         ``prompt`` is token ids, or text, to which only what the tokenizer begins every text with is
-        added. ``max_tokens`` bounds the answer, and ``None`` lets it fill the context. Raises
+        added. ``max_tokens`` bounds the answer, and ``None`` lets it fill the context. What was
+        computed for prompts of another ``salt`` is not used. Raises
         EmptyPromptError, ContextLengthError or RequestError at once, not at the first token; and
         OutOfBlocksError at any token, if other streams that are still open hold the memory.
         """
-        return self._pieces(self._checked(prompt, max_tokens), max_tokens)
+        return self._pieces(self._checked(prompt, max_tokens), max_tokens, salt)
 
-    def generate(self, prompt: str | Sequence[int], max_tokens: int | None = 256) -> Completion:
+    def generate(
+        self, prompt: str | Sequence[int], max_tokens: int | None = 256, salt: str = ""
+    ) -> Completion:
         """The whole answer, with what it took. Arguments and errors as in ``stream``."""
         token_ids = self._checked(prompt, max_tokens)
         answer = Completion(num_prompt_tokens=len(token_ids))
         start = time.perf_counter()
-        for piece in self._pieces(token_ids, max_tokens):
+        for piece in self._pieces(token_ids, max_tokens, salt):
             if not answer.token_ids:
                 answer.prefill_seconds = time.perf_counter() - start
             answer.text += piece.text
@@ -155,9 +165,9 @@ class LLM:
             )
         if len(token_ids) >= self.max_context:
             raise ContextLengthError(
-                f"the prompt has {len(token_ids)} tokens; the K/V memory of {pool.num_blocks - 1} "
-                f"blocks of {pool.block_size} holds {self.max_context}, answer included: shorten "
-                f"the prompt or raise num_blocks (now {pool.num_blocks}, one of them scratch)"
+                f"the prompt has {len(token_ids)} tokens; the K/V memory has room for "
+                f"{self.max_context}, answer included: shorten the prompt, or load the model with "
+                f"more blocks of {pool.block_size} than num_blocks={pool.num_blocks}"
             )
         if strange := [token for token in token_ids if not 0 <= token < size]:
             raise RequestError(f"token {strange[0]} is outside the vocabulary of {size}")
@@ -165,13 +175,13 @@ class LLM:
             raise RequestError(f"max_tokens is {max_tokens}; it must be at least 1")
         return token_ids
 
-    def _pieces(self, token_ids: list[int], max_tokens: int | None) -> Iterator[Piece]:
+    def _pieces(self, token_ids: list[int], max_tokens: int | None, salt: str) -> Iterator[Piece]:
         room = self.max_context - len(token_ids)
         max_tokens = room if max_tokens is None else min(max_tokens, room)
         detokenizer = Detokenizer(self.tokenizer)
-        with self.memory.table(token_ids) as table:
+        with self.memory.table(token_ids, salt) as table:
             cached = table.num_tokens
-            tokens = greedy_paged(self.decoder, self.memory, table, token_ids)
+            tokens = greedy_paged(self.decoder, self.memory, table, token_ids, salt)
             for count, token in enumerate(tokens, start=1):
                 if token in self.tokenizer.eos_ids:
                     last = Piece(detokenizer.flush(), token, "stop", cached)

@@ -69,13 +69,14 @@ class KVMemory:
         """
         if not table.append(num_new):
             raise OutOfBlocksError(
-                f"{num_new} more tokens need {table.blocks_to_append(num_new)} blocks of "
-                f"{self.pool.block_size}; {self.pool.num_free} of "
-                f"{self.pool.num_blocks - 1} are free, "
-                f"and {len(table.blocks)} are this sequence's own"
+                f"tokens to add: {num_new}; blocks of {self.pool.block_size} needed: "
+                f"{table.blocks_to_append(num_new)}, free: {self.pool.num_free} of "
+                f"{self.pool.num_blocks - 1}, this sequence's own: {len(table.blocks)}"
             )
-        self.cache.copy_blocks(self.copies.take())
-        self.copies.launched()
+        try:
+            self.cache.copy_blocks(self.copies.take())
+        finally:
+            self.copies.launched()
         slots = table.slots(table.num_tokens - num_new, table.num_tokens)
         return self.cache.step([SequenceStep(table.blocks, slots, table.num_tokens)])
 

@@ -40,6 +40,11 @@ class BlockCopies:
         return len(self._waiting)
 
     @property
+    def is_launching(self) -> bool:
+        """Whether a step has taken copies and not been launched."""
+        return bool(self._launching)
+
+    @property
     def waiting(self) -> list[BlockCopy]:
         """The copies that wait for a step."""
         return [BlockCopy(source, target) for target, source in self._waiting.items()]

@@ -71,10 +71,12 @@ class BlockPool:
 
     def ref_count(self, block: int) -> int:
         """How many owners ``block`` has."""
+        assert 0 <= block < self.num_blocks, f"there is no block {block}"
         return self._ref_counts[block]
 
     def is_cached(self, block: int) -> bool:
         """Whether the prefix cache knows what is in ``block``, so that nobody may change it."""
+        assert 0 <= block < self.num_blocks, f"there is no block {block}"
         return self._cached[block]
 
     def allocate(self) -> int:
@@ -91,6 +93,7 @@ class BlockPool:
 
     def incref(self, block: int) -> None:
         """One more owner. A free block gains one only while it is cached: a prefix hit."""
+        assert SCRATCH_BLOCK < block < self.num_blocks, f"there is no block {block} to own"
         if self._ref_counts[block] == 0:
             assert self._cached[block], f"block {block} is free and its content is gone"
             self._unlink(block)
@@ -98,6 +101,7 @@ class BlockPool:
 
     def decref(self, block: int) -> None:
         """One owner less. Without any it is free: at the back if cached, else in front."""
+        assert SCRATCH_BLOCK < block < self.num_blocks, f"there is no block {block} to free"
         assert self._ref_counts[block] > 0, f"block {block} has no owner to give it back"
         self._ref_counts[block] -= 1
         if self._ref_counts[block] == 0:
@@ -108,12 +112,15 @@ class BlockPool:
 
     def mark_cached(self, block: int) -> None:
         """The prefix cache knows from now on what is in ``block``, which is in use."""
+        assert SCRATCH_BLOCK < block < self.num_blocks, f"there is no block {block} to know"
         assert self._ref_counts[block] > 0, f"block {block} is free: it may be overwritten"
         assert not self._cached[block], f"the content of block {block} is known already"
         self._cached[block] = True
 
     def unmark_cached(self, block: int) -> None:
         """The prefix cache has forgotten what is in ``block``."""
+        assert SCRATCH_BLOCK < block < self.num_blocks, f"there is no block {block} to forget"
+        assert self._cached[block], f"the content of block {block} is not known"
         self._cached[block] = False
         if self._ref_counts[block] == 0:
             self._unlink(block)

@@ -51,6 +51,7 @@ class BlockTable:
 
     def blocks_to_append(self, num_tokens: int) -> int:
         """How many free blocks ``append(num_tokens)`` would take: new ones, and one for a split."""
+        assert num_tokens >= 0, f"{num_tokens} more tokens; truncate() takes tokens away"
         size = self.pool.block_size
         new = blocks_needed(self.num_tokens + num_tokens, size) - len(self.blocks)
         return new + self._must_split_tail(num_tokens)
@@ -130,6 +131,8 @@ class BlockTable:
         Either that is our own, or one with the same tokens was there first. Then we use that one
         from now on: the K and V are the same, and our own goes back.
         """
+        full = self.num_tokens // self.pool.block_size
+        assert self.num_registered < full, f"{self.num_registered} of {full} full blocks are known"
         own = self.blocks[self.num_registered]
         assert not self.copies.fills(own), f"block {own} waits for its copy: nothing is written"
         if block != own:
@@ -142,7 +145,8 @@ class BlockTable:
 
     def truncate(self, num_tokens: int) -> None:
         """Keep the first ``num_tokens`` tokens; blocks behind them go back, the last first."""
-        assert 0 <= num_tokens <= self.num_tokens, f"{num_tokens} of {self.num_tokens}"
+        assert 0 <= num_tokens <= self.num_tokens, f"{num_tokens} of {self.num_tokens} tokens"
+        assert not self.copies.is_launching, "a step has taken copies and is not launched yet"
         size = self.pool.block_size
         keep = blocks_needed(num_tokens, size)
         while len(self.blocks) > keep:
@@ -187,6 +191,7 @@ class BlockTable:
 
     def slots(self, begin: int, end: int) -> list[int]:
         """The slots of positions ``begin`` to ``end`` (exclusive)."""
+        assert 0 <= begin <= end <= self.num_tokens, f"{begin} to {end} of {self.num_tokens}"
         return [self.slot(position) for position in range(begin, end)]
 
     def _index(self, position: int) -> int:

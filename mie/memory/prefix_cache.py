@@ -111,6 +111,13 @@ def may_be_cached(num_tokens: int, block_size: int) -> int:
     return max(num_tokens - 1, 0) // block_size
 
 
+def assert_computed(table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
+    """What ``insert`` relies on: the table and the text have all tokens that were computed."""
+    assert num_computed <= min(table.num_tokens, len(token_ids)), (
+        f"{num_computed} tokens computed, {table.num_tokens} in the table, {len(token_ids)} given"
+    )
+
+
 def hash_block(parent_key: int, tokens: Tokens) -> int:
     """The key of a block from that of the block before it. The same in every process."""
     return hash((parent_key, tokens))
@@ -171,6 +178,7 @@ class HashPrefixCache:
     ) -> None:
         """See ``PrefixCache``. Stops at a block whose key belongs to another text."""
         size = self.pool.block_size
+        assert_computed(table, token_ids, num_computed)
         for index in range(table.num_registered, num_computed // size):
             parent = salt if index == 0 else self._by_block[table.blocks[index - 1]]
             before = hash_salt(parent) if isinstance(parent, str) else parent.key

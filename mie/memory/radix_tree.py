@@ -28,6 +28,7 @@ from mie.memory.block_table import BlockTable
 from mie.memory.prefix_cache import (
     HitCounter,
     Tokens,
+    assert_computed,
     block_tokens,
     full_blocks,
     may_be_cached,
@@ -81,6 +82,7 @@ class RadixTree:
     ) -> None:
         """See ``PrefixCache``."""
         size = self.pool.block_size
+        assert_computed(table, token_ids, num_computed)
         for index in range(table.num_registered, num_computed // size):
             before = self._root(salt) if index == 0 else self._places[table.blocks[index - 1]]
             tokens = block_tokens(token_ids, index, size)

@@ -9,7 +9,7 @@ PAGES  := build/html/index.html
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup book lab serve test test-gpu bench lint browser lock clean chapters model
+.PHONY: help setup book lab serve test test-gpu test-long bench lint browser lock clean chapters model
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -38,11 +38,14 @@ test-gpu: $(READY) ## Everything, on a machine with a CUDA device
 	$(BIN)/python -c 'import torch; torch.cuda.is_available() or exit("make test-gpu needs a CUDA device")'
 	env -u TRITON_INTERPRET $(MAKE) test
 
-bench: chapters ## Count what paging saves, time the pool, run chapter 03 again; print all measurements
+test-long: $(READY) ## New random traces for the memory, 200,000 operations: about ten minutes on one core
+	OMP_NUM_THREADS=1 MIE_PROFILE=long $(BIN)/pytest -s tests/test_memory_properties.py
+
+bench: chapters ## Count what paging saves, time the pool, run chapters 03 to 07 again; print all measurements
 	$(BIN)/mie doctor
 	$(BIN)/mie bench memory
 	$(BIN)/mie bench pool
-	$(BIN)/python tools/execute_chapters.py --again chapters/03-*.ipynb
+	$(BIN)/python tools/execute_chapters.py --again $$(grep -l 'measure(' chapters/0[3-7]-*.ipynb)
 	$(BIN)/python tools/print_measurements.py
 
 lint: $(READY) ## Style of code and notebooks, and types

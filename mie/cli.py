@@ -226,7 +226,9 @@ def _hugging_face_models() -> list[tuple[str, Path]]:
 
 @app.command(epilog="Example: [bold]mie doctor --json[/]")
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs: as JSON, on standard output.")
+    ] = False,
     fetch: Annotated[
         bool, typer.Option("--fetch", help="Download the built-in model first if it is missing.")
     ] = False,
@@ -255,6 +257,7 @@ bench = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(bench, name="bench")
+STANDARD_OUTPUT = Path("-")
 Seed = Annotated[int, typer.Option(min=0, help="Another workload of the same kinds.")]
 
 
@@ -262,17 +265,28 @@ Seed = Annotated[int, typer.Option(min=0, help="Another workload of the same kin
 def bench_memory(
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", dir_okay=False, help="Write all numbers to this file."),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            dir_okay=False,
+            allow_dash=True,
+            help="Write all numbers to FILE; '-' for standard output, instead of the tables.",
+        ),
     ] = None,
     report_file: Annotated[
         Path | None,
-        typer.Option("--report", dir_okay=False, help="Write plots and tables as one HTML page."),
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            dir_okay=False,
+            help="Write plots and tables to FILE, one HTML page.",
+        ),
     ] = None,
     seed: Seed = 0,
 ) -> None:
     """What paging and sharing save for 256 requests, the same counts on every machine.
 
-    No model is loaded and no clock is read; it takes about ten seconds.
+    No model is loaded and no clock is read; about ten seconds on a quiet core.
     """
     from mie.bench.memory import memory_report
     from mie.bench.memory_plots import require_matplotlib
@@ -285,9 +299,13 @@ def bench_memory(
         require_matplotlib()
     with stderr().status("counting") as status:
         report = memory_report(seed, tell=status.update)
-    show_tables(memory_tables(report), Console())
-    if json_file:
-        _write(json_file, json.dumps(report.as_dict(), indent=2) + "\n")
+    numbers = json.dumps(report.as_dict(), indent=2)
+    if json_file == STANDARD_OUTPUT:
+        print(numbers)
+    else:
+        show_tables(memory_tables(report).values(), Console())
+        if json_file:
+            _write(json_file, numbers + "\n")
     if report_file:
         _write(report_file, memory_page(report))
 
@@ -297,7 +315,10 @@ def bench_pool(
     operations: Annotated[int, typer.Option(min=1, help="How many of each kind.")] = 1_000_000,
     seed: Seed = 0,
 ) -> None:
-    """What an operation costs in pools of 1,000, 10,000 and 100,000 blocks."""
+    """What an operation costs in pools of 1,000, 10,000 and 100,000 blocks.
+
+    Times are of all operations, steps of the first 10,000 at most; about a minute by default.
+    """
     from mie.bench.pool import POOL_SIZES, pool_costs
     from mie.terminal.bench import show_pool_costs
 
@@ -312,7 +333,7 @@ def bench_pool(
 def _require_folders(*files: Path | None) -> None:
     """Before the work, not after it: a file can be written only into a folder that exists."""
     for file in files:
-        if file and not file.absolute().parent.is_dir():
+        if file and file != STANDARD_OUTPUT and not file.absolute().parent.is_dir():
             raise typer.BadParameter(f"{file}: there is no folder {file.parent}")
 
 

@@ -333,7 +333,7 @@ def test_every_benchmark_ends_with_a_whole_pool(monkeypatch, run):
             super().__init__(*sizes)
             pools.append(self)
 
-    for module in ("pools", "reservations", "churn"):
+    for module in ("generous_pool", "reservations", "churn"):
         monkeypatch.setattr(import_module(f"mie.bench.{module}"), "BlockPool", Seen)
     run(FEW)
     assert pools
@@ -372,7 +372,7 @@ def test_every_table_and_its_reading_go_to_stdout(ready, report):
     result = bench("memory")
     assert result.exit_code == 0, result.stderr
     shown = " ".join(result.stdout.split())
-    for table in memory_tables(report):
+    for table in memory_tables(report).values():
         assert table.title in shown and " ".join(table.reading.split()) in shown
         for row in table.rows:
             assert all(" ".join(cell.split()) in shown for cell in row), row
@@ -385,6 +385,14 @@ def test_the_numbers_can_be_written_as_json(ready, tmp_path):
     assert result.exit_code == 0, result.stderr
     assert file.read_text() == GOLDEN.read_text()
     assert file.name in result.stderr.replace("\n", "") and file.name not in result.stdout
+
+
+def test_a_dash_means_standard_output_and_nothing_but_json_goes_there(ready, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = bench("memory", "--json", "-", "--report", "page.html")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == GOLDEN.read_text()
+    assert [each.name for each in tmp_path.iterdir()] == ["page.html"]
 
 
 @pytest.mark.parametrize("option", ["--json", "--report"])
@@ -409,7 +417,8 @@ def test_a_report_without_matplotlib_says_what_to_install(monkeypatch, tmp_path)
 def test_the_help_names_both_benchmarks():
     shown = bench("--help").stdout
     assert "memory" in shown and "pool" in shown
-    assert "--report" in bench("memory", "--help").stdout
+    shown = " ".join(bench("memory", "--help").stdout.split())
+    assert "--report" in shown and "'-' for standard output" in re.sub(r"[\s│]+", " ", shown)
 
 
 @pytest.fixture(scope="module")
@@ -437,11 +446,29 @@ def test_every_plot_in_the_report_has_its_words_and_its_table(page, report):
     tree = Tree(page)
     drawings = [svg for svg in tree.named("svg") if svg.get("role") == "img"]
     assert len(drawings) == len(FIGURES) == 4 and len(tree.named("table")) == 5
-    for name, (_, words_of) in FIGURES.items():
-        assert f"<title>{words_of(getattr(report, name))}</title>" in page.replace("&#x27;", "'")
     shown = " ".join(tree.words)
-    for table in memory_tables(report):
+    for table in memory_tables(report).values():
         assert all(cell in shown for row in table.rows for cell in row)
+
+
+def test_a_plot_stands_above_its_own_table(page, report):
+    """Whatever the order of either list: both go by the name of the benchmark."""
+    tables = memory_tables(report)
+    assert FIGURES.keys() < tables.keys()
+    sections = page.replace("&#x27;", "'").split("<section>")[1:]
+    assert len(sections) == len(tables)
+    for (name, table), section in zip(tables.items(), sections, strict=True):
+        assert f"<h2>{table.title}</h2>" in section
+        titles = re.findall(r"<title>(.*?)</title>", section, re.S)
+        expected = [FIGURES[name][1](getattr(report, name))] if name in FIGURES else []
+        assert titles == expected
+
+
+def test_a_plot_without_a_table_is_an_error(monkeypatch, report):
+    """A benchmark that is added to one of the two is not left out of the page in silence."""
+    monkeypatch.setitem(memory_plots.FIGURES, "another", memory_plots.FIGURES["churn"])
+    with pytest.raises(AssertionError, match="another"):
+        memory_page(report)
 
 
 @pytest.mark.parametrize("name", FIGURES)

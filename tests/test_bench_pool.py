@@ -10,10 +10,20 @@ from typer.testing import CliRunner
 
 from mie import cli
 from mie.bench import pool as bench_pool
-from mie.bench.pool import KINDS, CountingPool, count_steps, cycle, pool_costs, scatter
+from mie.bench.pool import (
+    COUNTED,
+    KINDS,
+    CountingPool,
+    cached_cycle,
+    count_steps,
+    cycle,
+    pool_costs,
+    scatter,
+    scatter_known,
+)
 from mie.memory.block_pool import SCRATCH_BLOCK, BlockPool
 
-MOST_STEPS = 12
+MOST_STEPS = 14
 
 
 def test_no_operation_takes_more_steps_in_a_larger_pool():
@@ -61,6 +71,8 @@ def test_a_counting_pool_hands_out_the_same_blocks():
 
         scatter(pool, Random(1))
         cycle(pool, 7, [3, 1, 6, 0, 5, 2, 4], run)
+        scatter_known(pool, Random(2))
+        cached_cycle(pool, 7, [3, 1, 6, 0, 5, 2, 4], run)
         return [*seen, *pool.free_blocks()]
 
     assert blocks(CountingPool(20)) == blocks(BlockPool(20))
@@ -78,7 +90,42 @@ def test_as_many_operations_as_were_asked_for_and_a_whole_pool(operations):
     bench_pool._cycles(pool, operations, 0, run)
     assert called == dict.fromkeys(KINDS, operations)
     pool.check(owners=[])
-    assert pool.num_used == 0 and not any(map(pool.is_cached, pool.free_blocks()))
+    assert pool.num_used == 0 and all(map(pool.is_cached, pool.free_blocks()))
+
+
+def test_operations_on_cached_blocks_are_what_their_names_say():
+    """Evictions are told one by one, and what is forgotten is free, as when a cache is cleared."""
+    told = []
+    pool = BlockPool(200)
+    pool.on_evict = told.append
+
+    def run(kind, operation, arguments):
+        results = []
+        for each in arguments:
+            if kind == "evict":
+                first = next(pool.free_blocks())
+                assert pool.is_cached(first)
+                results.append(operation())
+                assert told[-1] == results[-1] == first
+                continue
+            (block,) = each or (next(pool.free_blocks()),)
+            before = pool.ref_count(block), pool.is_cached(block)
+            results.append(operation(*each))
+            after = pool.ref_count(block), pool.is_cached(block)
+            assert (before, after) == {
+                "allocate": ((0, False), (1, False)),
+                "add an owner": ((1, False), (2, False)),
+                "take an owner": ((2, False), (1, False)),
+                "free to the front": ((1, False), (0, False)),
+                "mark": ((1, False), (1, True)),
+                "free to the back": ((1, True), (0, True)),
+                "hit": ((0, True), (1, True)),
+                "unmark": ((0, True), (0, False)),
+            }[kind], kind
+        return results
+
+    bench_pool._cycles(pool, 100, 0, run)
+    assert len(told) == 100
 
 
 def test_hits_come_from_inside_the_free_list():
@@ -115,5 +162,10 @@ def test_the_command_shows_every_operation_on_every_pool(monkeypatch):
     shown = " ".join(result.stdout.split())
     assert all(kind in shown for kind in KINDS)
     assert "10 blocks" in shown and "50 blocks" in shown and "30 of each" in shown
-    assert "call, the same in all pools" in shown
+    assert "call, the same in all pools; 30 calls of each were counted" in shown
     assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_the_help_says_how_many_calls_are_counted():
+    shown = " ".join(CliRunner().invoke(cli.app, ["bench", "pool", "--help"]).stdout.split())
+    assert f"the first {COUNTED:,} at most" in shown

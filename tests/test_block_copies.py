@@ -88,17 +88,20 @@ def test_what_is_asked_for_between_taking_and_launching_waits_for_the_next_step(
 
 def test_what_waits_and_what_is_being_launched_can_be_seen():
     _, copies, (source, one, two, *_) = some_copies()
-    assert copies.waiting == copies.launching == []
+    assert copies.waiting == copies.launching == [] and not copies.is_launching
     copies.add(source, one)
+    assert not copies.is_launching
     assert (copies.waiting, copies.launching) == ([BlockCopy(source, one)], [])
     copies.waiting.clear()  # a list of one's own
     copies.take().clear()
     copies.launching.clear()
+    assert copies.is_launching
     copies.add(source, two)
     assert copies.waiting == [BlockCopy(source, two)]
     assert copies.launching == [BlockCopy(source, one)]
     copies.launched()
     assert (copies.waiting, copies.launching) == ([BlockCopy(source, two)], [])
+    assert not copies.is_launching
 
 
 def test_taking_twice_without_launching_is_an_error():

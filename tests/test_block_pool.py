@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mie.bench.pool import CountingPool
 from mie.errors import ConfigError
 from mie.memory.block_pool import INVALID_BLOCK, SCRATCH_BLOCK, BlockPool, blocks_needed
 
@@ -82,11 +83,10 @@ def test_a_block_is_free_after_its_last_owner_only():
     assert pool.ref_count(block) == 0 and block in pool.free_blocks()
 
 
-@pytest.mark.parametrize("block", [1, SCRATCH_BLOCK])
-def test_giving_back_what_nobody_owns_is_an_error(block):
+def test_giving_back_what_nobody_owns_is_an_error():
     pool = BlockPool(3)
-    with pytest.raises(AssertionError, match=f"block {block} has no owner"):
-        pool.decref(block)
+    with pytest.raises(AssertionError, match="block 1 has no owner"):
+        pool.decref(1)
     pool.check([])
 
 
@@ -98,12 +98,32 @@ def test_giving_back_twice_is_an_error():
     pool.check([])
 
 
-@pytest.mark.parametrize("block", [1, SCRATCH_BLOCK])
-def test_a_free_block_whose_content_is_gone_gains_no_owner(block):
+def test_a_free_block_whose_content_is_gone_gains_no_owner():
     pool = BlockPool(3)
-    with pytest.raises(AssertionError, match=f"block {block} is free and its content is gone"):
-        pool.incref(block)
+    with pytest.raises(AssertionError, match="block 1 is free and its content is gone"):
+        pool.incref(1)
     pool.check([])
+
+
+@pytest.mark.parametrize("block", [INVALID_BLOCK, SCRATCH_BLOCK, 3])
+@pytest.mark.parametrize("operation", ["incref", "decref", "mark_cached", "unmark_cached"])
+def test_what_is_no_block_to_own_is_refused(operation, block):
+    """-1 would be the last block, and block 0 would find its way into the free list."""
+    pool = BlockPool(3)
+    last = [pool.allocate() for _ in range(2)][-1]
+    if operation == "unmark_cached":
+        pool.mark_cached(last)
+    with pytest.raises(AssertionError, match=f"there is no block {block} to"):
+        getattr(pool, operation)(block)
+    pool.check([[1, 2]])
+
+
+@pytest.mark.parametrize("block", [INVALID_BLOCK, 3])
+@pytest.mark.parametrize("question", ["ref_count", "is_cached"])
+def test_nothing_is_said_of_a_block_that_is_not_there(question, block):
+    with pytest.raises(AssertionError, match=f"there is no block {block}"):
+        getattr(BlockPool(3), question)(block)
+    assert not getattr(BlockPool(3), question)(SCRATCH_BLOCK), "scratch is there"
 
 
 # -- cached blocks ------------------------------------------------------------------------------
@@ -127,6 +147,15 @@ def test_only_a_block_in_use_can_become_known_and_only_once():
     block = cached_block(pool)
     with pytest.raises(AssertionError, match="known already"):
         pool.mark_cached(block)
+
+
+def test_only_a_known_block_can_be_forgotten():
+    """A free one would go to the front, before blocks that were given back after it."""
+    pool = BlockPool(3)
+    for block in (pool.allocate(), 2):
+        with pytest.raises(AssertionError, match=f"content of block {block} is not known"):
+            pool.unmark_cached(block)
+    pool.check([[1]])
 
 
 def test_the_cache_is_told_when_a_known_block_is_handed_out_again():
@@ -261,34 +290,14 @@ def test_check_compares_the_counts_with_the_owners(owners):
 # -- the cost -----------------------------------------------------------------------------------
 
 
-class CountingList(list):
-    """Counts every read and write of an element."""
-
-    steps = 0
-
-    def __getitem__(self, index):
-        CountingList.steps += 1
-        return super().__getitem__(index)
-
-    def __setitem__(self, index, value):
-        CountingList.steps += 1
-        super().__setitem__(index, value)
-
-    def __iter__(self):
-        CountingList.steps += len(self)
-        return super().__iter__()
-
-
 def steps_of_each_operation(num_blocks: int) -> dict[str, int]:
     """On a pool that is half used, in the middle of the list, with cached blocks at its back."""
-    pool = BlockPool(num_blocks)
+    pool = CountingPool(num_blocks)
     cached = [cached_block(pool) for _ in range(num_blocks // 4)]
     plain = [pool.allocate() for _ in range(num_blocks // 4)]
     for block in cached:
         pool.decref(block)
     middle = cached[len(cached) // 2]
-    for name in ("_next", "_previous", "_ref_counts", "_cached"):
-        setattr(pool, name, CountingList(getattr(pool, name)))
     operations = {
         "allocate": pool.allocate,
         "hit": lambda: pool.incref(middle),
@@ -304,9 +313,9 @@ def steps_of_each_operation(num_blocks: int) -> dict[str, int]:
     }
     counted = {}
     for name, operation in operations.items():
-        CountingList.steps = 0
+        before = pool.steps
         operation()
-        counted[name] = CountingList.steps
+        counted[name] = pool.steps - before
     return counted
 
 

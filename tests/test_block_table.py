@@ -120,9 +120,28 @@ def test_no_token_needs_no_split():
 @pytest.mark.parametrize("position", [-1, 3, 4])
 def test_a_position_without_a_token_is_an_error(position):
     table = Memory().table(3)
-    for ask in (table.slot, table.writable, lambda p: table.slots(p, p + 1)):
+    for ask in (table.slot, table.writable):
         with pytest.raises(AssertionError, match=f"position {position} of 3"):
             ask(position)
+
+
+@pytest.mark.parametrize(("begin", "end"), [(-1, 0), (-1, -1), (2, 1), (3, 4), (4, 4)])
+def test_slots_of_what_is_no_stretch_of_tokens_are_an_error(begin, end):
+    table = Memory().table(3)
+    with pytest.raises(AssertionError, match=f"{begin} to {end} of 3"):
+        table.slots(begin, end)
+    assert table.slots(3, 3) == [], "nothing, at the end"
+
+
+@pytest.mark.parametrize("ask", [BlockTable.append, BlockTable.blocks_to_append])
+def test_a_count_below_zero_is_an_error(ask):
+    """It would take tokens away and keep their block."""
+    memory = Memory()
+    table = memory.table(SIZE + 1)
+    before = memory.state()
+    with pytest.raises(AssertionError, match=r"-1 more tokens; truncate\(\)"):
+        ask(table, -1)
+    assert memory.state() == before
 
 
 def test_a_table_prints_what_it_has():
@@ -334,6 +353,30 @@ def test_registering_an_equal_block_gives_its_own_back():
     memory.check()
 
 
+@pytest.mark.parametrize("num_tokens", [0, SIZE - 1, SIZE, 2 * SIZE - 1])
+def test_only_full_blocks_can_be_registered(num_tokens):
+    memory = Memory()
+    table = memory.registered(num_tokens)
+    before = memory.state()
+    full = num_tokens // SIZE
+    for block in (table.blocks or [1])[-1], (table.blocks or [1])[0]:
+        with pytest.raises(AssertionError, match=f"{full} of {full} full blocks are known"):
+            table.register(block)
+    assert memory.state() == before
+
+
+def test_what_waits_for_its_copy_cannot_be_registered():
+    memory = Memory()
+    table = memory.table(SIZE)
+    twin = memory.fork(table)
+    assert twin.writable(0)
+    with pytest.raises(AssertionError, match="waits for its copy: nothing is written"):
+        twin.register(twin.blocks[0])
+    memory.copies.take()
+    memory.copies.launched()
+    twin.register(twin.blocks[0])
+
+
 # -- giving back --------------------------------------------------------------------------------
 
 
@@ -411,6 +454,33 @@ def test_the_copy_is_kept_when_its_source_goes():
     assert memory.copies.take() == [BlockCopy(source, twin.blocks[0])]
     memory.copies.launched()
     assert source in memory.pool.free_blocks()
+
+
+@pytest.mark.parametrize("give_back", [BlockTable.release, lambda table: table.truncate(1)])
+def test_nothing_goes_back_between_taking_copies_and_launching_the_step(give_back):
+    """The target of a copy that is being made would be free while the step writes into it."""
+    memory = Memory()
+    table = memory.table(2)
+    twin = memory.fork(table)
+    assert twin.append(1)
+    memory.copies.take()
+    before = memory.state()
+    for each in (table, twin):
+        with pytest.raises(AssertionError, match="not launched yet"):
+            give_back(each)
+    assert memory.state() == before
+    memory.copies.launched()
+    for each in (table, twin):
+        give_back(each)
+    memory.check()
+
+
+def test_a_step_without_copies_keeps_nobody_from_giving_back():
+    memory = Memory()
+    table = memory.table(2)
+    assert memory.copies.take() == []
+    table.release()
+    memory.check()
 
 
 @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy])

@@ -5,42 +5,44 @@ Invariant: every test here fails on a memory without the rule that it is about. 
 
 The numbers are those of a collection from public trackers. Here are the rows about memory. Losing
 output on recompute (S12), stale counts on resume (S13), a token sent twice (S14) and a full swap
-space (S15) need preemption: they come with the scheduler. That a text is the same token by token
-with and without a hit (S27) has its second half in the tests of the engine.
+space (S15) need preemption: they come with the scheduler. That a text is the same with and without
+a hit (S27) has its second half in ``test_engine_paged.py``: token by token in float32, and in
+bfloat16 log-probabilities within what rounding may do.
 
-``Engine`` plays the device: a slot holds the beginning of the text up to its token, because K and V
-depend on all of it.
+The device is that of the specs. A slot holds the beginning of the text up to its token, because K
+and V depend on all of it.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+from functools import partial
 
 import memory_mutants as mutants
 import pytest
 
+from mie.bench.pool import CountingPool
 from mie.memory.block_copies import BlockCopies
 from mie.memory.block_pool import INVALID_BLOCK, SCRATCH_BLOCK, BlockPool, blocks_needed
 from mie.memory.block_table import BlockTable
 from mie.memory.prefix_cache import HashPrefixCache
 from mie.memory.radix_tree import RadixTree
+from mie.spec import device
 
-SIZE = 4
+SIZE = device.SIZE
 ON_BOTH = pytest.mark.parametrize("cache_class", [HashPrefixCache, RadixTree])
 
 
-class Engine:
-    """Steps of one token stream each, on a device that is a dictionary from slot to beginning."""
+class Engine(device.Engine):
+    """Steps of one token stream each; admitting and writing are two things here."""
 
     def __init__(self, cache_class=HashPrefixCache, num_blocks: int = 12, **options) -> None:
-        self.pool = BlockPool(num_blocks, SIZE)
-        self.copies = BlockCopies(self.pool)
-        self.cache = cache_class(self.pool, **options)
-        self.device: dict[int, tuple] = {}
+        super().__init__(partial(cache_class, **options), num_blocks)
+        self.copies = self.device.copies
 
     def admit(self, tokens, salt: str = "") -> BlockTable:
-        table = BlockTable(self.pool, self.copies, self.cache.match(tokens, salt))
+        table = self.device.table(self.cache.match(tokens, salt))
         assert table.num_tokens < len(tokens), "nothing is left to compute: there are no logits"
         self.cache.hits.add(len(tokens), table.num_tokens)
         self.hit = table.num_tokens
@@ -48,14 +50,9 @@ class Engine:
         return table
 
     def step(self, table: BlockTable, tokens, begin: int, salt: str = "") -> None:
-        """Make the copies, then write positions ``begin`` to the end, then register."""
-        old = dict(self.device)
-        for copy in self.copies.take():
-            for offset in range(SIZE):
-                self.device[copy.target * SIZE + offset] = old.get(copy.source * SIZE + offset, ())
-        self.copies.launched()
-        for position in range(begin, len(tokens)):
-            self.device[table.slot(position)] = (salt, *tokens[: position + 1])
+        """Write positions ``begin`` to the end, then register."""
+        text = written(tokens, salt)
+        self.device.step((table, position, text[position]) for position in range(begin, len(text)))
         self.cache.insert(table, tokens, len(tokens), salt)
 
     def run(self, tokens, salt: str = "") -> BlockTable:
@@ -66,13 +63,16 @@ class Engine:
 
     def reads(self, table: BlockTable, tokens, salt: str = "") -> None:
         """What attention sees is the K and V of exactly these tokens."""
-        for position, slot in enumerate(table.slots(0, len(tokens))):
-            seen = self.device.get(slot)
-            assert seen == (salt, *tokens[: position + 1]), f"position {position} holds {seen}"
+        assert self.device.read(table)[: len(tokens)] == written(tokens, salt)
 
     def is_whole(self, *tables: BlockTable) -> None:
         self.pool.check([*(table.blocks for table in tables), self.copies.pinned()])
         self.cache.check()
+
+
+def written(tokens, salt: str = "") -> list[tuple]:
+    """What the slots of a text hold: the beginning up to their token."""
+    return [(salt, *tokens[: position + 1]) for position in range(len(tokens))]
 
 
 def text(*letters: int) -> list[int]:
@@ -223,34 +223,19 @@ def test_s23_ends_are_evicted_before_beginnings(cache_class):
             engine.pool.decref(block)
 
 
-class Counted(list):
-    """A list that counts how often an element is read or written."""
-
-    steps = 0
-
-    def __getitem__(self, index):
-        Counted.steps += 1
-        return super().__getitem__(index)
-
-    def __setitem__(self, index, value):
-        Counted.steps += 1
-        super().__setitem__(index, value)
-
-
 def test_s24_the_free_list_takes_the_same_steps_in_any_pool():
     """Finding the block to evict meant looking at all of them: seconds in a large pool."""
     seen = set()
     for num_blocks in (10, 1_000, 100_000):
-        pool = BlockPool(num_blocks)
+        pool = CountingPool(num_blocks)
         cached, other = pool.allocate(), pool.allocate()
         pool.mark_cached(cached)
-        pool._next, pool._previous = Counted(pool._next), Counted(pool._previous)
-        Counted.steps = 0
+        before = pool.steps
         pool.decref(cached)  # to the back
         pool.incref(cached)  # and out again: a hit
         pool.decref(other)
         pool.allocate()
-        seen.add(Counted.steps)
+        seen.add(pool.steps - before)
     assert len(seen) == 1, f"steps for pools of 10, 1,000 and 100,000 blocks: {seen}"
 
 

@@ -24,6 +24,7 @@ from mie.errors import (
 from mie.execution.contiguous_cache import ContiguousCache
 from mie.memory.block_pool import BlockPool
 from mie.memory.block_table import BlockTable
+from mie.memory.prefix_cache import HashPrefixCache, NoPrefixCache
 from mie.memory.radix_tree import RadixTree
 from mie.ops import reference
 
@@ -216,7 +217,7 @@ def test_the_readers_memory_parts_are_used(smollm2_path, prompt, eight):
     assert memory.cache.kv_L2NBGD.shape[2:4] == (9, 7)
     assert type(memory.prefix_cache) is RadixTree and type(memory.table(prompt)) is Table
     assert mine.generate(prompt, 8).token_ids == eight
-    assert mine.max_context == 56
+    assert mine.max_context == 57
 
 
 def test_a_prompt_is_found_the_second_time(smollm2, prompt, eight):
@@ -327,6 +328,66 @@ def test_sizes_of_memory_that_hold_nothing(sizes):
         LLM("./no-such-folder", **sizes)
 
 
+@pytest.fixture(scope="module")
+def small_path(tmp_path_factory):
+    """The folder of a model of random weights whose tokens are bytes, and whose answers never end
+    by themselves."""
+    import tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("small")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.4,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    bytes_alone = {letter: number for number, letter in enumerate(alphabet)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(bytes_alone, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize("prefix_cache", [HashPrefixCache, RadixTree])
+def test_prompts_of_another_salt_are_not_found(small_path, prefix_cache):
+    """Else how soon an answer begins would tell one user what another one has asked."""
+    parts = {"prefix_cache": prefix_cache}
+    llm = LLM(small_path, device="cpu", num_blocks=40, block_size=4, parts=parts)
+    text = "the same text for all"
+    found = (len(text) - 1) // 4 * 4
+    answers = []
+    for salt, cached in [("a", 0), ("b", 0), ("", 0), ("a", found), ("b", found), ("", found)]:
+        answer = llm.generate(text, 6, salt=salt)
+        pieces = list(llm.stream(text, 6, salt=salt))
+        assert (answer.num_prompt_tokens, answer.num_cached_tokens) == (len(text), cached)
+        assert pieces[-1].num_cached_tokens == found, "the second time of this salt"
+        assert [piece.token_id for piece in pieces] == answer.token_ids
+        answers.append(answer.token_ids)
+        assert empty(llm)
+    assert answers == answers[:1] * 6
+    longer = llm.tokenizer.encode_prompt(text) + answers[0]
+    assert llm.generate(longer, 1, salt="c").num_cached_tokens == 0
+    assert llm.generate(longer, 1, salt="a").num_cached_tokens > found, "the answer is known too"
+
+
+def test_without_a_prefix_cache_nothing_is_found(small_path):
+    llm = LLM(small_path, device="cpu", num_blocks=40, parts={"prefix_cache": NoPrefixCache})
+    text = "the same text twice, longer than a block"
+    assert [llm.generate(text, 3).num_cached_tokens for _ in range(2)] == [0, 0]
+    assert empty(llm)
+
+
 # -- where it runs ------------------------------------------------------------------------------
 
 
@@ -385,8 +446,22 @@ def test_settings_are_refused_before_the_model_is_loaded():
             LLM(device=device)
     with pytest.raises(UnknownPartError, match=r"softmax.*rms_norm"):
         LLM(parts={"softmax": torch.softmax})
+    with pytest.raises(UnknownPartError, match="prefix_cache is None; leave it out"):
+        LLM(parts={"block_pool": BlockPool, "prefix_cache": None})
     with pytest.raises(ModelNotFoundError):
         LLM("./no-such-folder")
+
+
+def test_a_part_that_counts_as_false_is_used_all_the_same():
+    from mie import parts
+
+    class Empty:
+        def __len__(self):
+            return 0
+
+    mine = Empty()
+    chosen = parts.choose({"rms_norm": mine})
+    assert chosen["rms_norm"] is mine and chosen.keys() == parts.DEFAULTS.keys()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device to grant")

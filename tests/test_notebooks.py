@@ -87,7 +87,22 @@ BAD: list[tuple[Rule, Callable[[dict[str, Any]], Any]]] = [
     (rules.runs_no_shell, with_code("%pip install torch")),
     (rules.runs_no_shell, with_code("files = !ls")),
     (rules.fetches_nothing, with_code("open_page('https://example.org')")),
-    (rules.fetches_nothing, with_code("import requests")),
+    (rules.fetches_nothing, with_code("hf_hub_download('org/name', 'config.json')")),
+    *(
+        (rules.fetches_nothing, with_code(code))
+        for code in (
+            "import requests",
+            "import os, socket",
+            "import json, requests as web",
+            "import http.client",
+            "from urllib.request import urlopen",
+            "from urllib import request",
+            "from huggingface_hub import snapshot_download",
+            "def later():\n    import httpx",
+            "__import__('requests')",
+            "import importlib\nimportlib.import_module('aiohttp.client')",
+        )
+    ),
     (rules.keeps_cells_short, with_code("1\n" * 31)),
     (rules.keeps_lines_narrow, with_code("x = " + "1" * 75)),
     (rules.skips_only_with_a_reason, with_code("1", tags=["skip-execution"])),
@@ -102,6 +117,7 @@ BAD: list[tuple[Rule, Callable[[dict[str, Any]], Any]]] = [
     (rules.imports_what_has_been_built, with_code("from mie import LLM")),
     (rules.imports_what_has_been_built, with_code("import mie.ops.reference")),
     (rules.imports_what_has_been_built, with_code("import kernels")),
+    (rules.imports_what_has_been_built, with_code("__import__('mie.ops')")),
     (rules.names_no_absolute_path, with_code("open('/home/me/model')")),
     (rules.is_a_chapter_long, with_prose("word " * 4000)),
     (rules.is_a_chapter_long, lambda content: content["cells"].__delitem__(slice(10, None))),
@@ -117,6 +133,21 @@ def test_rule_finds_what_it_forbids(rule: Rule, spoil: Callable[[dict[str, Any]]
     found = list(rule(Notebook(bad, "01-bad.ipynb")))
     assert found, f"{rule.__name__} let it pass"
     assert all(re.match(r"cell \d+: ", line) for line in found)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "requests = mixed_requests()\nfor request in requests:\n    print(request)",
+        "from mie.bench.workloads import requests",
+        "import requestsmith, sockets, httplike",
+        "socket = http = 'requests'  # https://example.org",
+    ],
+)
+def test_a_name_is_no_network(code: str) -> None:
+    notebook = good()
+    with_code(code)(notebook)
+    assert list(rules.fetches_nothing(Notebook(notebook, "01-good.ipynb"))) == []
 
 
 def test_a_good_notebook_breaks_no_rule_and_every_rule_is_tried() -> None:

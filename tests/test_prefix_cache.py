@@ -153,6 +153,25 @@ def test_only_full_blocks_of_computed_tokens_are_registered(cache_class, num_com
 
 
 @BOTH
+@pytest.mark.parametrize(
+    ("given", "computed"),
+    [(7, 8), (3, 8), (0, 1), (12, 13), (15, 14), (13, 16)],
+)
+def test_what_was_computed_must_be_in_the_table_and_in_the_text(cache_class, given, computed):
+    """Otherwise a block would be known by tokens that are not all there, or not in it."""
+    memory = Memory(cache_class)
+    text = [*TEXT, 1, 2, 3]
+    table = memory.start([*TEXT, 1])
+    message = f"{computed} tokens computed, 13 in the table, {given} given"
+    with pytest.raises(AssertionError, match=message):
+        memory.cache.insert(table, text[:given], computed)
+    assert table.num_registered == 0 and memory.hit(text) == 0
+    memory.cache.insert(table, text, 13)  # a text that goes on is none the worse
+    assert table.num_registered == 3
+    memory.check()
+
+
+@BOTH
 def test_registering_goes_on_where_it_stopped(cache_class):
     memory = Memory(cache_class)
     table = memory.start([*TEXT, 1])
@@ -383,17 +402,31 @@ def test_check_finds_a_block_that_outlived_its_beginning():
     memory = Memory()
     table = memory.compute([*TEXT, 1])
     first = table.blocks[0]
-    memory.cache._forget(first)
+    known = memory.cache._by_block.pop(first)
+    del memory.cache._by_key[known.key]
     memory.pool.unmark_cached(first)
     with pytest.raises(AssertionError, match=f"outlived {first}"):
         memory.cache.check()
 
 
 @BOTH
-def test_check_finds_a_beginning_that_would_be_evicted_first(cache_class):
+@pytest.mark.parametrize("evicted", [0, 1, 2])
+def test_a_block_that_is_evicted_takes_along_what_continues_it(cache_class, evicted):
+    """Also on another branch; what stands before it stays."""
     memory = Memory(cache_class)
-    table = memory.compute([*TEXT, 1])
-    for block in table.blocks:  # the first one first
-        memory.pool.decref(block)
-    with pytest.raises(AssertionError, match="would be evicted before block"):
-        memory.cache.check()
+    pool = memory.pool
+    one = memory.compute([*TEXT, 1])
+    other = memory.compute([*TEXT[:8], 7, 7, 7, 7, 1])
+    blocks, branch = list(one.blocks), other.blocks[2]
+    one.release()
+    other.release()
+    for block in (*blocks[:evicted], *blocks[evicted + 1 : 3], branch):  # the evicted one first
+        pool.incref(block)
+        pool.decref(block)
+    taken = []
+    while blocks[evicted] not in taken:
+        taken.append(pool.allocate())
+    kept = {*blocks[:evicted], *([branch] if evicted == 2 else [])}
+    assert {block for block in range(pool.num_blocks) if pool.is_cached(block)} == kept
+    pool.check([taken])
+    memory.cache.check()

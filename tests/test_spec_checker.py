@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +16,9 @@ from rich.console import Console
 
 from mie import parts, spec
 from mie.spec import State, check
-from mie.spec.expect import CounterExample, close, same_bits, untouched
+from mie.spec.expect import CounterExample, refuses
 from mie.spec.stubs import STUBS
+from mie.spec.tensors import close, same_bits, untouched
 
 
 def mutant(part: str, name: str):
@@ -87,6 +90,32 @@ def test_an_error_in_a_decorator_from_elsewhere_shows_the_line_there(tmp_path):
     report = check("swiglu", timed(lambda gate, up: gate))
     assert str(report.outcomes[0].at) == "decorators.py:6"
     assert report.location.place == "tests/test_spec_checker.py"
+
+
+@pytest.mark.parametrize("name", ["block_pool", "block_table", "prefix_cache"])
+def test_a_memory_part_is_checked_without_torch(name):
+    """Its import takes seconds, and a reader checks a pool after every line of it."""
+    code = (
+        "import sys; from mie import parts; from mie.spec import check, stubs; "
+        f"print(check({name!r}, parts.default({name!r})).require().state); "
+        f"print(check({name!r}, stubs.STUBS[{name!r}]).state); print(*sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    passed, todo, modules = run.stdout.splitlines()
+    assert (passed, todo) == ("PASS", "TODO") and f"mie.spec.{name}" in modules.split()
+    assert not {"torch", "numpy", "mie.spec.tensors"} & {*modules.split()}
+
+
+def test_a_part_with_tensors_is_checked_on_the_cpu_whatever_the_default_is():
+    used = []
+
+    def swiglu(gate, up):
+        used.append(torch.empty(0).device.type)
+        return parts.default("swiglu")(gate, up)
+
+    with torch.device("meta"):
+        check("swiglu", swiglu).require()
+    assert set(used) == {"cpu"}
 
 
 def test_a_wrong_signature_is_a_failure():
@@ -181,6 +210,39 @@ def test_a_terminal_gets_colour_and_a_pipe_does_not():
 
 
 # -- expectations -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "said"),
+    [
+        (None, ValueError, "the call: expected a ValueError, and there was none"),
+        (KeyError("x"), ValueError, "the call: expected a ValueError, got KeyError('x')"),
+        (None, Exception, "the call: expected an error, and there was none"),
+    ],
+)
+def test_refuses_says_what_came_in_place_of_the_error(raised, expected, said):
+    def call():
+        if raised is not None:
+            raise raised
+
+    with pytest.raises(CounterExample, match=f"^{re.escape(said)}$") as found:
+        refuses("the call", call, error=expected)
+    assert found.value.__cause__ is raised
+
+
+@pytest.mark.parametrize("error", [NotImplementedError("later"), CounterExample("x: 1, got 2")])
+def test_refuses_passes_on_what_is_not_written_and_what_has_been_said(error):
+    def call(number):
+        raise error
+
+    with pytest.raises(type(error)) as found:
+        refuses("the call", call, 1)
+    assert found.value is error
+
+
+def test_refuses_takes_the_error_that_it_expects():
+    refuses("int('x')", int, "x", error=ValueError)
+    refuses("int('x')", int, "x")
 
 
 @given(

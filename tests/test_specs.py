@@ -15,10 +15,15 @@ from types import ModuleType
 import pytest
 
 from mie import parts, spec
+from mie.memory.block_copies import BlockCopies
+from mie.memory.block_table import BlockTable
+from mie.memory.prefix_cache import HashPrefixCache
+from mie.memory.radix_tree import RadixTree
 from mie.spec import State, check
 from mie.spec.case import cases_in
 from mie.spec.location import PROJECT
 from mie.spec.stubs import STUBS
+from mie.viz import block_map, snapshot
 
 MUTANTS = Path(__file__).parent / "mutants"
 NAMES = spec.names()
@@ -73,6 +78,27 @@ def test_a_pool_that_was_built_differently_serves_the_engine(name, monkeypatch):
     monkeypatch.setattr("mie.spec.device.BlockPool", heap_pool)
     for implementation in (parts.default(name), *tried_on(name).ALTERNATIVES):
         check(name, implementation).require()
+
+
+@pytest.mark.parametrize("cache_class", [HashPrefixCache, RadixTree])
+def test_a_pool_that_was_built_differently_is_drawn_and_checked(cache_class):
+    [heap_pool] = tried_on("block_pool").ALTERNATIVES
+    pool, text = heap_pool(9, 4), list(range(10))
+    copies, cache = BlockCopies(pool), cache_class(pool)
+    with BlockTable(pool, copies, cache.match(text)) as table:
+        assert table.append(10)
+        cache.insert(table, text, 10)
+        cache.check()
+        with table.fork() as twin:
+            assert twin.writable(9)
+            split = snapshot(pool, {"one": table, "other": twin}, "A split.", copies)
+            assert split.waiting == ((table.blocks[2], twin.blocks[2]),)
+    cache.check()
+    released = snapshot(pool, {}, "Both are gone.", copies)
+    frames = block_map([split, released], "A heap").frames
+    assert "8 of 8 others free, next first: 6, 5, 4, 3, 2, 1, then cached 7, 8." in frames[1].text
+    assert [pool.allocate() for _ in released.free] == list(released.free)
+    cache.check()
 
 
 @pytest.mark.parametrize(("name", "mutant", "killer"), ALL_MUTANTS)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mie.bench.pools import generous_pool, release
+from mie.bench.generous_pool import generous_pool, release
 from mie.bench.result import Result
 from mie.bench.workloads import BYTES_PER_TOKEN, Request
 from mie.memory.block_copies import BlockCopies

@@ -20,7 +20,7 @@ from random import Random
 from typing import Protocol
 
 from mie.bench.first_fit import NO_HOLE, FirstFit
-from mie.bench.pools import BLOCK_SIZE
+from mie.bench.generous_pool import BLOCK_SIZE
 from mie.bench.result import Result
 from mie.bench.workloads import BYTES_PER_TOKEN, Request, shuffle
 from mie.memory.block_copies import BlockCopies

@@ -33,10 +33,12 @@ footer { margin-top: 3rem; opacity: .75; font-size: .875rem; }
 
 def memory_page(report: MemoryReport) -> str:
     """The whole page. Raises ConfigError without matplotlib."""
-    workload, *tables = memory_tables(report)
-    sections = [_section(workload)]
-    for table, name in zip(tables, FIGURES, strict=True):
-        sections.append(_section(table, _figure(report, name)))
+    tables = memory_tables(report)
+    assert FIGURES.keys() <= tables.keys(), f"plots {[*FIGURES]} and tables {[*tables]}"
+    sections = [
+        _section(table, _figure(report, name) if name in FIGURES else "")
+        for name, table in tables.items()
+    ]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'

@@ -36,15 +36,15 @@ def gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB"
 
 
-def memory_tables(report: MemoryReport) -> list[Table]:
-    """All of them, in the order of the report, after one that describes the workload."""
-    return [
-        table_of_workload(report),
-        table_of_reservations(report.reservations),
-        table_of_sharing(report.sharing),
-        table_of_block_sizes(report.block_sizes),
-        table_of_churn(report.churn),
-    ]
+def memory_tables(report: MemoryReport) -> dict[str, Table]:
+    """The workload, then each benchmark by the name of its field, in the order of the report."""
+    return {
+        "workload": table_of_workload(report),
+        "reservations": table_of_reservations(report.reservations),
+        "sharing": table_of_sharing(report.sharing),
+        "block_sizes": table_of_block_sizes(report.block_sizes),
+        "churn": table_of_churn(report.churn),
+    }
 
 
 def table_of_workload(report: MemoryReport) -> Table:

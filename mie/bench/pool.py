@@ -1,18 +1,25 @@
 """What an operation of the block pool costs: nanoseconds, and steps in its lists.
 
-Invariant: every operation is one that the engine does, on a whole pool, and after each cycle the
-pool is as it was. Times are reported and never judged. Steps are counted on a pool whose four lists
-count each read and each write of an element; they do not depend on the machine.
+Invariant: every operation is one that the engine does, on a whole pool, and after each cycle all
+blocks are free again. Times are reported and never judged. Steps are counted on a pool whose four
+lists count each read and each write of an element; they do not depend on the machine.
 
-    a cycle, in a pool whose free list is in a drawn order
-
+    first, no block is cached; the free list is in a drawn order
 
     allocate            from the front of the free list
     add an owner        to a block in use
     take an owner       from a block that has another
-    free to the front   the last owner of a block without content goes
-    free to the back    the last owner of a cached block goes
-    hit                 a cached block is taken out of the middle of the free list
+    free to the front   the last owner goes
+
+    then all are, as in a pool that has worked for a while
+
+    evict               a cached block is allocated, and the prefix cache is told
+    mark                the prefix cache knows a block in use
+    free to the back    its last owner goes
+    hit                 it is taken out of the middle of the free list
+    unmark              the prefix cache forgets a free block, which moves to the front
+
+Being told of an eviction is counted, and what a prefix cache then does is not: nobody listens here.
 
 A cycle touches 999 blocks from all over the pool, in small pools and in large ones. So the work is
 the same and what differs is the length of the lists. More blocks in turn also ask more of the
@@ -35,14 +42,18 @@ from mie.memory.block_pool import INVALID_BLOCK, BlockPool
 
 POOL_SIZES = (1_000, 10_000, 100_000)
 OPERATIONS = 1_000_000  # of each kind
+COUNTED = 10_000  # of each kind, at most: every call takes the same steps, and counting is slow
 BLOCKS_A_CYCLE = 999  # the same in every pool
 KINDS = (
     "allocate",
     "add an owner",
     "take an owner",
     "free to the front",
+    "evict",
+    "mark",
     "free to the back",
     "hit",
+    "unmark",
 )
 
 
@@ -102,8 +113,22 @@ def scatter(pool: BlockPool, rng: Random) -> None:
         pool.decref(block)
 
 
+def scatter_known(pool: BlockPool, rng: Random) -> None:
+    """The same with every block cached."""
+    scatter(pool, rng)
+    know(pool, pool.num_free)
+
+
+def know(pool: BlockPool, count: int) -> None:
+    """Make the first ``count`` free blocks cached ones, which go to the back in their order."""
+    blocks = [pool.allocate() for _ in range(count)]
+    for block in blocks:
+        pool.mark_cached(block)
+        pool.decref(block)
+
+
 def cycle(pool: BlockPool, count: int, order: Sequence[int], run: Run) -> None:
-    """``count`` operations of each kind, each by ``run(kind, operation, arguments)``.
+    """``count`` operations of each kind without a cache, by ``run(kind, operation, arguments)``.
 
     ``order`` are the numbers below ``count`` in a drawn order: between two kinds, the blocks change
     their places according to it.
@@ -117,15 +142,23 @@ def cycle(pool: BlockPool, count: int, order: Sequence[int], run: Run) -> None:
     ):
         taken = [taken[place] for place in order]
         run(kind, operation, [(block,) for block in taken])
-    taken = [pool.allocate() for _ in range(count)]
-    for block in taken:
-        pool.mark_cached(block)
-    for kind, operation in (("free to the back", pool.decref), ("hit", pool.incref)):
+
+
+def cached_cycle(pool: BlockPool, count: int, order: Sequence[int], run: Run) -> None:
+    """The same for the other kinds, in a pool whose free blocks are cached, before and after."""
+    taken = run("evict", pool.allocate, [()] * count)
+    assert INVALID_BLOCK not in taken
+    for kind, operation in (
+        ("mark", pool.mark_cached),
+        ("free to the back", pool.decref),
+        ("hit", pool.incref),
+    ):
         taken = [taken[place] for place in order]
         run(kind, operation, [(block,) for block in taken])
     for block in taken:
-        pool.unmark_cached(block)
         pool.decref(block)
+    run("unmark", pool.unmark_cached, [(taken[place],) for place in order])
+    know(pool, count)
 
 
 def time_operations(num_blocks: int, operations: int, seed: int = 0) -> dict[str, float]:
@@ -167,20 +200,22 @@ def count_steps(num_blocks: int, operations: int, seed: int = 0) -> dict[str, tu
 def _cycles(pool: BlockPool, operations: int, seed: int, run: Run) -> None:
     """So many operations of each kind, in cycles of at most BLOCKS_A_CYCLE."""
     rng = Random(seed)
-    scatter(pool, rng)
-    while operations:
-        count = min(operations, BLOCKS_A_CYCLE, pool.num_free)
-        order = list(range(count))
-        shuffle(rng, order)
-        for _ in range(operations // count):
-            cycle(pool, count, order, run)
-            operations -= count
-    pool.check(owners=[])
+    for prepare, each_cycle in ((scatter, cycle), (scatter_known, cached_cycle)):
+        prepare(pool, rng)
+        left = operations
+        while left:
+            count = min(left, BLOCKS_A_CYCLE, pool.num_free)
+            order = list(range(count))
+            shuffle(rng, order)
+            for _ in range(left // count):
+                each_cycle(pool, count, order, run)
+                left -= count
+        pool.check(owners=[])
 
 
 def pool_costs(num_blocks: int, operations: int = OPERATIONS, seed: int = 0) -> list[OperationCost]:
-    """Time ``operations`` of each kind, and count the list steps of up to 10,000."""
-    steps = count_steps(num_blocks, min(operations, 10_000), seed)
+    """Time ``operations`` of each kind, and count the list steps of up to COUNTED of them."""
+    steps = count_steps(num_blocks, min(operations, COUNTED), seed)
     times = time_operations(num_blocks, operations, seed)
     return [
         OperationCost(kind, num_blocks, operations, times[kind], *steps[kind]) for kind in KINDS

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from mie.bench.pools import BLOCK_SIZE, generous_pool, release
+from mie.bench.generous_pool import BLOCK_SIZE, generous_pool, release
 from mie.bench.result import Result
 from mie.bench.workloads import BYTES_PER_TOKEN, CONTEXT_LENGTH, Request
 from mie.memory.block_copies import BlockCopies

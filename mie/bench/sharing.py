@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mie.bench.pools import BLOCK_SIZE, generous_pool, release
+from mie.bench.generous_pool import BLOCK_SIZE, generous_pool, release
 from mie.bench.result import Result
 from mie.bench.workloads import Request, token_ids
 from mie.memory.block_copies import BlockCopies

@@ -12,19 +12,22 @@ A block's K and V depend on every token before it, so its key contains the key o
 
 A block is registered when its K and V have been written, full blocks only. Whoever computes a text
 that another sequence has registered meanwhile takes the registered blocks for its own
-(``BlockTable.register``); so all owners of a block also own the blocks before it. Tables give their
-last block back first: in the pool's free list a block therefore stands before the one that it
-continues, and the pool, which takes from the front, always evicts an end and never a middle.
+(``BlockTable.register``), so as a rule all owners of a block also own the blocks before it. Tables
+give their last block back first: in the pool's free list a block then stands before the one that it
+continues, and the pool, which takes from the front, evicts an end and not a middle. Two forks of
+which one has adopted an equal block can break that order. So a block is never known longer than the
+one that it continues: when a middle is evicted, what continues it is forgotten with it.
 
 Cost: a dictionary access and a hash of ``block_size`` tokens for each block; eviction takes
-constant time. After vLLM's automatic prefix caching; the salt after vLLM's ``cache_salt``.
+constant time for each block that is forgotten. After vLLM's automatic prefix caching; the salt
+after vLLM's ``cache_salt``.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from mie.memory.block_pool import BlockPool
@@ -130,12 +133,14 @@ def hash_salt(salt: str) -> int:
 
 @dataclass(frozen=True, eq=False)
 class CachedBlock:
-    """A block that is known. ``parent`` is the block before it, or the salt of the first one."""
+    """A block that is known. ``parent`` is the block before it, or the salt of the first one;
+    ``children`` are the known blocks that continue it."""
 
     block: int
     key: int
     parent: CachedBlock | str
     tokens: Tokens
+    children: set[CachedBlock] = field(default_factory=set)
 
     def continues(self, parent: CachedBlock | str, tokens: Tokens) -> bool:
         """Whether this block holds ``tokens`` after exactly what ``parent`` ends with."""
@@ -176,11 +181,14 @@ class HashPrefixCache:
     def insert(
         self, table: BlockTable, token_ids: Sequence[int], num_computed: int, salt: str = ""
     ) -> None:
-        """See ``PrefixCache``. Stops at a block whose key belongs to another text."""
+        """See ``PrefixCache``. Stops at a block whose key belongs to another text, and where
+        the block before has been forgotten."""
         size = self.pool.block_size
         assert_computed(table, token_ids, num_computed)
         for index in range(table.num_registered, num_computed // size):
-            parent = salt if index == 0 else self._by_block[table.blocks[index - 1]]
+            parent = salt if index == 0 else self._by_block.get(table.blocks[index - 1])
+            if parent is None:
+                return
             before = hash_salt(parent) if isinstance(parent, str) else parent.key
             tokens = block_tokens(token_ids, index, size)
             key = self.hash_block(before, tokens)
@@ -203,28 +211,38 @@ class HashPrefixCache:
         return True
 
     def check(self) -> None:
-        """Prove that the two maps, the pool and the order of the free list agree. For tests."""
+        """Prove that the two maps and the pool agree, and every beginning is known. For tests."""
         pool = self.pool
         assert len(self._by_key) == len(self._by_block)
         marked = {block for block in range(pool.num_blocks) if pool.is_cached(block)}
         assert marked == set(self._by_block), "the pool and the cache know different blocks"
-        place = {block: index for index, block in enumerate(pool.free_blocks())}
         for block, known in self._by_block.items():
             assert known.block == block and self._by_key[known.key] is known
-            if isinstance(known.parent, str):
-                continue
-            before = known.parent.block
-            assert self._by_block.get(before) is known.parent, f"{block} outlived {before}"
-            assert before not in place or place.get(block, len(place)) < place[before], (
-                f"block {before} would be evicted before block {block}, which continues it"
-            )
+            assert all(child.parent is known for child in known.children)
+            if isinstance(known.parent, CachedBlock):
+                before = known.parent
+                assert self._by_block.get(before.block) is before, (
+                    f"{block} outlived {before.block}"
+                )
+                assert known in before.children
 
     def _remember(self, known: CachedBlock) -> None:
         self._by_key[known.key] = self._by_block[known.block] = known
+        if isinstance(known.parent, CachedBlock):
+            known.parent.children.add(known)
         self.pool.mark_cached(known.block)
 
     def _forget(self, block: int) -> None:
-        """The pool hands ``block`` out again: nobody may find it from now on."""
-        known = self._by_block.pop(block)
-        removed = self._by_key.pop(known.key)
-        assert removed is known, f"block {block} and block {removed.block} share a key"
+        """The pool hands ``block`` out again: nobody may find it, or what continues it."""
+        evicted = self._by_block[block]
+        if isinstance(evicted.parent, CachedBlock):
+            evicted.parent.children.discard(evicted)
+        going = [evicted]
+        while going:
+            known = going.pop()
+            going += known.children
+            del self._by_block[known.block]
+            removed = self._by_key.pop(known.key)
+            assert removed is known, f"blocks {known.block} and {removed.block} share a key"
+            if known is not evicted:
+                self.pool.unmark_cached(known.block)

@@ -10,10 +10,10 @@ block.
                              /     \\
                          (C D)     (X)
 
-A path in use is locked by the reference counts of its blocks: whoever owns a block owns those
-before it, and the pool hands out only what nobody owns. Eviction follows the pool's free list, in
-which a block stands before the one that it continues (``prefix_cache`` says why). So the block that
-goes is always the last of a leaf, and finding the leaf takes one look-up and no walk.
+A path in use is locked by the reference counts of its blocks: the pool hands out only what nobody
+owns. Eviction follows the pool's free list, in which a block stands before the one that it
+continues (``prefix_cache`` says why, and when not). So the block that goes is the last of a leaf,
+and finding the leaf takes one look-up and no walk. A middle takes along what is behind it.
 
 Cost: comparing the tokens on the path, and one dictionary access for each node; a split moves the
 blocks behind it. After SGLang's RadixAttention (Zheng et al., 2024).
@@ -84,7 +84,9 @@ class RadixTree:
         size = self.pool.block_size
         assert_computed(table, token_ids, num_computed)
         for index in range(table.num_registered, num_computed // size):
-            before = self._root(salt) if index == 0 else self._places[table.blocks[index - 1]]
+            before = self._root(salt) if index == 0 else self._places.get(table.blocks[index - 1])
+            if before is None:
+                return  # forgotten meanwhile
             tokens = block_tokens(token_ids, index, size)
             place = self._follow(before, tokens)
             node, passed = place or self._grow(before, tokens, table.blocks[index])
@@ -110,11 +112,10 @@ class RadixTree:
                 yield node
 
     def check(self) -> None:
-        """Prove that the tree, the pool and the order of the free list agree. For tests."""
+        """Prove that the tree and the pool agree, and every place is where it says. For tests."""
         pool = self.pool
         marked = {block for block in range(pool.num_blocks) if pool.is_cached(block)}
         assert marked == set(self._places), "the pool and the tree know different blocks"
-        order = {block: index for index, block in enumerate(pool.free_blocks())}
         for salt, root in self.roots.items():
             assert root.salt == salt and root.children and not root.blocks
         seen = set()
@@ -124,11 +125,6 @@ class RadixTree:
             assert node.parent.children[node.tokens[0]] is node and node.salt == node.parent.salt
             for index, block in enumerate(node.blocks):
                 assert self._places[block] == (node, index + 1)
-                before = (node.blocks[:index] or node.parent.blocks)[-1:]
-                for earlier in before:
-                    assert earlier not in order or order.get(block, len(order)) < order[earlier], (
-                        f"block {earlier} would be evicted before block {block} of {node}"
-                    )
             seen.update(node.blocks)
         assert seen == set(self._places), "a block is known that no path leads to"
 
@@ -168,13 +164,27 @@ class RadixTree:
             self._places[block] = rest, passed
 
     def _forget(self, block: int) -> None:
-        """The pool hands ``block`` out again: the leaf that ends with it gets shorter."""
+        """The pool hands ``block`` out again: the node ends before it, and what is behind it goes.
+
+        As a rule that is nothing: ``block`` is the last one of a leaf.
+        """
         node, passed = self._places.pop(block)
-        at_the_end = passed == len(node.blocks) and not node.children
-        assert at_the_end, f"block {block} is not the end of {node}"
-        node.blocks.pop()
-        tokens = node.tokens.pop()
+        for behind in self._behind(node, passed):
+            del self._places[behind]
+            self.pool.unmark_cached(behind)
+        first = node.tokens[0]
+        del node.blocks[passed - 1 :], node.tokens[passed - 1 :]
+        node.children = {}
         if not node.blocks and node.parent is not None:
-            del node.parent.children[tokens]
+            del node.parent.children[first]
             if node.parent.parent is None and not node.parent.children:
                 del self.roots[node.salt]
+
+    def _behind(self, node: Node, passed: int) -> list[int]:
+        """Every block behind the first ``passed`` ones of ``node``."""
+        found, waiting = node.blocks[passed:], list(node.children.values())
+        while waiting:
+            below = waiting.pop()
+            found += below.blocks
+            waiting += below.children.values()
+        return found

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mie.spec.expect import BFLOAT16_STEP, close, has_dtype, normal, untouched
+from mie.spec.tensors import BFLOAT16_STEP, close, has_dtype, normal, untouched
 
 Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 Heads = list[list[list[float]]]  # token, head, element

@@ -14,15 +14,15 @@
 
 ``pool`` is a block pool, ``copies`` the ``BlockCopies`` of all its tables. Here both are the
 engine's. ``Device`` stands for the memory: it makes the copies of a step, then writes its tokens.
+A call that must be refused may raise anything.
 """
 
 from __future__ import annotations
 
 import copy
 
-from mie.memory.block_copies import BlockCopies
 from mie.memory.block_pool import blocks_needed
-from mie.spec.device import SIZE, Device, Recording, RecordingCopies, TableClass
+from mie.spec.device import SIZE, Device, TableClass, forked, recorded, register_full
 from mie.spec.expect import CounterExample, equal, refuses
 from mie.spec.traces import trace_of_tables
 
@@ -51,6 +51,8 @@ def case_slot_of_a_token(Table: TableClass) -> None:
     table = Device(Table, 8).holding("abcde")
     for position in (-1, 5, 8):
         refuses(f"slot({position}) of 5 tokens", table.slot, position)
+    for ends in ((-1, 3), (2, 6)):
+        refuses(f"slots{ends} of 5 tokens", table.slots, *ends)
 
 
 # -- growing ------------------------------------------------------------------------------------
@@ -74,14 +76,17 @@ def case_whole_blocks(Table: TableClass) -> None:
 
 
 def case_append_nothing(Table: TableClass) -> None:
-    """`append(0)` takes nothing, even where the last block is shared. Otherwise: a step that gives
-    a sequence no token costs it a block and a copy."""
-    device = Device(Table, 4)
-    table = device.holding("abcde")
-    twin = table.fork()
+    """`append(0)` takes nothing, even where the last block is shared, and `append(-1)` is refused.
+    Otherwise: a step that gives a sequence no token costs it a block and a copy, or one that counts
+    wrong drops a token and keeps the block."""
+    device, table, twin = forked(Table, "abcde", 4)
     before = device.state(table, twin)
     equal(table.append(0), True, "append(0)")
     equal(device.state(table, twin), before, "the tables after append(0)")
+    for held in (table, device.table()):
+        device.refuses(
+            f"append(-1) to {held.num_tokens} tokens", held.append, -1, table, twin, held
+        )
 
 
 def case_blocks_to_append(Table: TableClass) -> None:
@@ -102,9 +107,7 @@ def case_blocks_to_append(Table: TableClass) -> None:
 def case_all_or_nothing(Table: TableClass) -> None:
     """`append` takes all the blocks it needs, the pool's last one too, or none and says False.
     Otherwise: a sequence that has to wait keeps blocks that would let another one end."""
-    device = Device(Table, 6)
-    table = device.holding("abc")
-    twin = table.fork()
+    device, table, twin = forked(Table, "abc", 6)
     before = device.state(table, twin)
     for count in (4 * SIZE, 4 * SIZE + 1):  # with the split, one block too many and two
         equal(table.append(count), False, f"append({count}) after 3 shared tokens, 4 blocks free")
@@ -144,7 +147,7 @@ def case_fork_shares(Table: TableClass) -> None:
     answers to one long prompt cost four prompts."""
     device = Device(Table, 4)
     table = device.holding("abcdef")
-    table.register(table.blocks[0])
+    register_full(table)
     twin = table.fork()
     equal(device.state(twin), device.state(table), "the fork of a table, (blocks, tokens, known)")
     device.owned_by(table, twin, what="after fork()")
@@ -154,32 +157,27 @@ def case_fork_shares(Table: TableClass) -> None:
 def case_forks_apart(Table: TableClass) -> None:
     """What becomes of a fork changes nothing in the table it came from. Otherwise: two answers
     append to one list of blocks, and the shorter one gives back the longer one's."""
-    device = Device(Table, 8)
-    table = device.holding("abcd")
-    twin = table.fork()
+    device, table, twin = forked(Table, "abcd")
     before = device.state(table)["tables"]
-    device.append(twin, "efghi")
-    equal(device.state(table)["tables"], before, "a table after its fork was appended to")
-    twin.truncate(2)
-    equal(device.state(table)["tables"], before, "a table after its fork was truncated")
-    twin.release()
-    equal(device.state(table)["tables"], before, "a table after its fork was released")
+    for what, change in (
+        ("appended to", lambda: device.append(twin, "efghi")),
+        ("truncated", lambda: twin.truncate(2)),
+        ("released", twin.release),
+    ):
+        change()
+        equal(device.state(table)["tables"], before, f"a table after its fork was {what}")
     device.owned_by(table, what="after its fork was released")
 
 
 def case_write_splits(Table: TableClass) -> None:
     """A write into a shared block goes to a copy: the writer sees its token, all others what was
     there. Otherwise: two answers to one prompt write into each other."""
-    device = Device(Table, 8)
-    table = device.holding("abcdefgh")
-    twin, third = table.fork(), table.fork()
+    device, table, twin = forked(Table, "abcdefgh")
+    third = table.fork()
     device.write(twin, 5, "X")
-    for name, got, expected in (
-        ("the writer", device.read(twin), "abcdeXgh"),
-        ("the first table", device.read(table), "abcdefgh"),
-        ("another fork", device.read(third), "abcdefgh"),
-    ):
-        equal(got, list(expected), f"tokens of {name} after a fork wrote X at 5")
+    equal(device.read(twin), list("abcdeXgh"), "tokens of a fork that wrote X at 5")
+    for name, other in (("the first table", table), ("another fork", third)):
+        equal(device.read(other), list("abcdefgh"), f"tokens of {name} after a fork wrote X at 5")
     equal(twin.blocks[0], table.blocks[0], "the block that nobody wrote into")
     device.owned_by(table, twin, third, what="after the split")
 
@@ -188,9 +186,7 @@ def case_append_splits(Table: TableClass) -> None:
     """An append into a shared last block goes to a copy, and one into a new block copies nothing.
     Otherwise: the first tokens of two answers lie in one slot."""
     for prompt, copies in (("abcdef", 1), ("abcdefgh", 0)):
-        device = Device(Table, 8)
-        table = device.holding(prompt)
-        twin = table.fork()
+        device, table, twin = forked(Table, prompt)
         twin.append(1)
         equal(len(device.copies), copies, f"copies for a token behind {len(prompt)} shared ones")
         device.step([(twin, len(prompt), "X")])
@@ -203,14 +199,12 @@ def case_append_splits(Table: TableClass) -> None:
 def case_copy_then_decref_then_swap(Table: TableClass) -> None:
     """A split writes down the copy, and then gives up the block, the old one and not the new.
     Otherwise: it is somebody else's before it is copied, or the table lists what it doesn't own."""
-    pool = Recording(4)
-    table = Table(pool, RecordingCopies(pool), ())
-    table.append(2)
+    table, calls = recorded(Table, 2)
     twin = table.fork()
     [shared] = table.blocks
-    pool.calls.clear()
+    calls.clear()
     twin.writable(1)
-    equal(pool.calls, [("copy", shared), ("decref", shared)], f"calls that split block {shared}")
+    equal(calls, [("copy", shared), ("decref", shared)], f"calls that split block {shared}")
     [own] = twin.blocks
     if own == shared:
         raise CounterExample(f"the fork's block after the split: expected a new one, got {own}")
@@ -219,9 +213,7 @@ def case_copy_then_decref_then_swap(Table: TableClass) -> None:
 def case_copied_once(Table: TableClass) -> None:
     """Each split asks for one copy, once, and a second write for none. Otherwise: the copy is made
     again in a later step, over the tokens written since."""
-    device = Device(Table, 8)
-    table = device.holding("abcd")
-    twin = table.fork()
+    device, table, twin = forked(Table, "abcd")
     twin.writable(1)
     twin.writable(1)
     twin.writable(2)
@@ -235,24 +227,19 @@ def case_copied_once(Table: TableClass) -> None:
 def case_last_owner_in_place(Table: TableClass) -> None:
     """Who is alone with a block writes into it, without a copy. Otherwise: every token of every
     sequence that once was forked copies a block."""
-    device = Device(Table, 8)
-    table = device.holding("abcdef")
+    device, table, twin = forked(Table, "abcdef")
     before = list(table.blocks)
-    twin = table.fork()
     twin.release()
     device.append(table, "g")
     table.writable(0)
-    equal(
-        (list(table.blocks), len(device.copies)), (before, 0), "(blocks, copies) after the writes"
-    )
+    got = (list(table.blocks), len(device.copies))
+    equal(got, (before, 0), "(blocks, copies) after the writes")
 
 
 def case_copies_are_no_readers(Table: TableClass) -> None:
     """A copy that waits doesn't count as a reader of its source, which it reads before anybody
     writes. Otherwise: two forks make two copies where one is enough."""
-    device = Device(Table, 8)
-    table = device.holding("abcd")
-    twin = table.fork()
+    device, table, twin = forked(Table, "abcd")
     twin.writable(0)
     table.writable(0)
     equal(len(device.copies), 1, "copies after both of two forks write into their one block")
@@ -268,10 +255,9 @@ def case_known_content_splits(Table: TableClass) -> None:
     for write in ("append", "writable"):
         device = Device(Table, 8)
         table = device.holding("abcdefgh")
-        for block in list(table.blocks):
+        first, second = register_full(table)
+        for block in (first, second):
             device.pool.mark_cached(block)
-            table.register(block)
-        first, second = table.blocks
         table.truncate(6)
         if write == "append":
             table.append(1)
@@ -288,9 +274,7 @@ def case_known_content_splits(Table: TableClass) -> None:
 def case_failed_split(Table: TableClass) -> None:
     """`writable` without a free block says False and changes nothing. Otherwise: the sequence that
     is preempted for it has lost a block already, or lists one that isn't there."""
-    device = Device(Table, 3)
-    table = device.holding("abcdefgh")
-    twin = table.fork()
+    device, table, twin = forked(Table, "abcdefgh", 3)
     before = device.state(table, twin)
     equal(twin.writable(6), False, "writable(6) of a shared block, no block free")
     equal(device.state(table, twin), before, "the tables after it")
@@ -299,13 +283,27 @@ def case_failed_split(Table: TableClass) -> None:
     equal(twin.writable(6), True, "writable(6) once the other table is released")
 
 
+def case_registered_behind(Table: TableClass) -> None:
+    """`writable` of a position that registered blocks stand behind is refused and changes nothing.
+    Otherwise: K and V that were computed after the old token are registered after the new one."""
+    for share in (False, True):
+        device = Device(Table, 8)
+        table = device.holding("abcdefghij")
+        register_full(table)
+        tables = [table, table.fork()] if share else [table]
+        for position in (0, 3):
+            what = f"writable({position}) with 8 of 10 tokens in registered blocks"
+            device.refuses(what, table.writable, position, *tables)
+        equal(table.writable(4), True, "writable(4), in the last registered block")
+        device.owned_by(*tables, what="after it")
+
+
 def case_register_adopts(Table: TableClass) -> None:
     """`register` of another block with the same tokens takes that one and gives the own one back.
     Otherwise: the same text stands in memory as often as it was computed at the same time."""
     device = Device(Table, 8)
     table, later = device.holding("abcdefgh"), device.holding("abcdefgh")
-    for block in list(table.blocks):
-        table.register(block)
+    register_full(table)
     equal((table.num_registered, device.pool.num_free), (2, 3), "(num_registered, num_free)")
     later.register(table.blocks[0])
     got = (later.blocks[0], later.num_registered, device.pool.num_free)
@@ -315,18 +313,33 @@ def case_register_adopts(Table: TableClass) -> None:
     device.owned_by(table, later, what="after adopting both")
 
 
+def case_register_what_is_written(Table: TableClass) -> None:
+    """`register` of a block that isn't full, or that waits for its copy, is refused and changes
+    nothing. Otherwise: later requests find a text in slots that nobody has written."""
+    device, table, twin = forked(Table, "abcdef")
+    register_full(table)
+    block = table.blocks[1]
+    device.refuses("register of a block with 2 of 4 tokens", table.register, block, table, twin)
+    twin.writable(0)
+    what = "register of a block that waits for its copy"
+    device.refuses(what, twin.register, twin.blocks[0], table, twin)
+    device.step([])
+    register_full(twin)
+    equal(twin.num_registered, 1, "num_registered once the copy is made")
+
+
 # -- giving back --------------------------------------------------------------------------------
 
 
 def case_truncate(Table: TableClass) -> None:
-    """`truncate(n)` gives back the blocks behind the first n tokens, and only these. Otherwise: the
-    rejected tokens of a draft keep blocks, or an accepted one loses its own."""
+    """`truncate(n)` gives back the blocks behind the first n tokens and only these; n is one of
+    0 … `num_tokens`, or it is refused. Otherwise: the rejected tokens of a draft keep blocks, or an
+    accepted one loses its own."""
     for held in (2 * SIZE - 1, 2 * SIZE, 2 * SIZE + 1):
         for kept in range(held + 1):
             device = Device(Table, 8)
             table = device.holding(range(held))
-            for block in list(table.blocks)[: held // SIZE]:
-                table.register(block)
+            register_full(table)
             before, needed = list(table.blocks), blocks_needed(kept, SIZE)
             table.truncate(kept)
             got = (list(table.blocks), table.num_tokens, 7 - device.pool.num_free)
@@ -334,17 +347,16 @@ def case_truncate(Table: TableClass) -> None:
             equal(got, (before[:needed], kept, needed), f"(blocks, tokens, blocks used) of {what}")
             equal(table.num_registered, min(held // SIZE, needed), f"num_registered of {what}")
             equal(device.read(table), list(range(kept)), f"tokens of {what}")
+            for wrong in (-1, kept + 1):
+                device.refuses(f"truncate({wrong}) of {kept}", table.truncate, wrong, table)
 
 
 def case_last_block_first(Table: TableClass) -> None:
     """Blocks go back last one first. Otherwise: the beginning of a text, which the most requests
     have in common, is evicted before its end."""
     for give_back in ("truncate", "release", "with"):
-        pool = Recording(8)
-        table = Table(pool, BlockCopies(pool), ())
-        table.append(4 * SIZE)
+        table, calls = recorded(Table, 4 * SIZE)
         blocks = list(table.blocks)
-        pool.calls.clear()
         if give_back == "truncate":
             table.truncate(1)
         elif give_back == "release":
@@ -354,15 +366,13 @@ def case_last_block_first(Table: TableClass) -> None:
                 pass
         kept = 1 if give_back == "truncate" else 0
         expected = [("decref", block) for block in blocks[kept:][::-1]]
-        equal(pool.calls, expected, f"calls of {give_back}, for the blocks {blocks}")
+        equal(calls, expected, f"calls of {give_back}, for the blocks {blocks}")
 
 
 def case_copy_called_off(Table: TableClass) -> None:
     """The copy for a block that its last reader gives back is called off, and no other. Otherwise:
     the memory of a preempted sequence isn't free when the step that needed it is planned."""
-    device = Device(Table, 4)
-    table = device.holding("abcd")
-    twin = table.fork()
+    device, table, twin = forked(Table, "abcd", 4)
     twin.writable(0)
     twin.release()
     equal((len(device.copies), device.pool.num_free), (0, 2), "(copies, free blocks of 3)")
@@ -392,23 +402,18 @@ def case_release_again(Table: TableClass) -> None:
     equal(device.read(table), ["f", "g"], "tokens of a table that was used again")
 
 
-class RequestFailed(Exception):  # noqa: N818 (as a request does)
-    """What no table raises."""
-
-
 def case_with(Table: TableClass) -> None:
     """`with table` is the table itself, released at the end, after an error too, which goes on.
     Otherwise: every request that fails keeps its memory."""
     device = Device(Table, 4)
     table = device.holding("abcde")
-    try:
+
+    def request() -> None:
         with table as same:
             equal(same is table, True, "with table as same: same is table")
-            raise RequestFailed
-    except RequestFailed:
-        pass
-    else:
-        raise CounterExample("an error inside of `with table`: expected it to go on, and it ended")
+            raise TimeoutError
+
+    refuses("an error inside of `with table`", request, error=TimeoutError)
     equal(device.pool.num_free, 3, "free blocks of 3 after it")
 
 

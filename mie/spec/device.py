@@ -14,7 +14,7 @@ from mie.memory.block_copies import BlockCopies
 from mie.memory.block_pool import BlockPool
 from mie.memory.block_table import BlockTable
 from mie.memory.prefix_cache import PrefixCache
-from mie.spec.expect import equal
+from mie.spec.expect import equal, refuses
 
 TableClass = Callable[..., BlockTable]
 CacheClass = Callable[[BlockPool], PrefixCache]
@@ -30,6 +30,28 @@ def pool_state(pool: BlockPool) -> dict[str, object]:
         "owners": {block: pool.ref_count(block) for block in blocks},
         "cached": [block for block in blocks if pool.is_cached(block)],
     }
+
+
+def pool_refuses(pool: BlockPool, what: str, call: Callable[[int], object], block: int) -> None:
+    """The call of a method of ``pool`` raises, and leaves the pool as it was."""
+    before = pool_state(pool)
+    refuses(what, call, block)
+    equal(pool_state(pool), before, f"the pool after a refused {what}")
+
+
+def taken(pool: BlockPool, count: int) -> list[int]:
+    """``count`` blocks, as they are handed out."""
+    return [pool.allocate() for _ in range(count)]
+
+
+def cached(pool: BlockPool, count: int) -> list[int]:
+    """``count`` free blocks whose content a prefix cache knows, the least recently used first."""
+    blocks = taken(pool, count)
+    for block in blocks:
+        pool.mark_cached(block)
+    for block in blocks:
+        pool.decref(block)
+    return blocks
 
 
 class Device:
@@ -87,6 +109,14 @@ class Device:
             "tables": [(list(t.blocks), t.num_tokens, t.num_registered) for t in tables],
         }
 
+    def refuses(
+        self, what: str, call: Callable[[int], object], number: int, *tables: BlockTable
+    ) -> None:
+        """The call raises, and leaves ``tables`` as they were."""
+        before = self.state(*tables)
+        refuses(what, call, number)
+        equal(self.state(*tables), before, f"the tables after a refused {what}")
+
     def owned_by(self, *tables: BlockTable, what: str) -> None:
         """Each block has exactly the owners that list it, ``tables`` and the copies that wait."""
         owners = Counter(block for table in tables for block in table.blocks)
@@ -97,6 +127,23 @@ class Device:
             {block: owners[block] for block in sorted(owners)},
             f"owners of each used block {what}",
         )
+
+
+def forked(
+    Table: TableClass, tokens: Sequence[object], num_blocks: int = 8
+) -> tuple[Device, BlockTable, BlockTable]:
+    """A device, a table of ``tokens``, written, and its fork."""
+    device = Device(Table, num_blocks)
+    table = device.holding(tokens)
+    return device, table, table.fork()
+
+
+def register_full(table: BlockTable) -> list[int]:
+    """The full blocks of ``table``, registered under their own names and no others."""
+    full = list(table.blocks)[: table.num_tokens // SIZE]
+    for block in full:
+        table.register(block)
+    return full
 
 
 class Recording(BlockPool):
@@ -118,6 +165,15 @@ class RecordingCopies(BlockCopies):
         assert isinstance(self.pool, Recording)
         self.pool.calls.append(("copy", source))
         super().add(source, target)
+
+
+def recorded(Table: TableClass, num_tokens: int) -> tuple[BlockTable, list[tuple[str, int]]]:
+    """A table of so many tokens, and a list that grows with each copy and each block given up."""
+    pool = Recording(8)
+    table = Table(pool, RecordingCopies(pool), ())
+    table.append(num_tokens)
+    pool.calls.clear()
+    return table, pool.calls
 
 
 class Engine:

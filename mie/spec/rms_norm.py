@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mie.spec.expect import close, has_dtype, normal, untouched
+from mie.spec.tensors import close, has_dtype, normal, untouched
 
 RMSNorm = Callable[[Tensor, Tensor, float], Tensor]
 

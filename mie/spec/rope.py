@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from mie.spec.expect import BFLOAT16_STEP, close, has_dtype, normal, tensor, untouched
+from mie.spec.tensors import BFLOAT16_STEP, close, has_dtype, normal, tensor, untouched
 
 RoPE = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -24,8 +24,9 @@ import torch
 
 from mie.errors import CheckpointError
 from mie.model.checkpoint import Checkpoint
-from mie.spec.expect import CounterExample, close, equal, has_dtype, same_bits
+from mie.spec.expect import CounterExample, equal
 from mie.spec.handmade import a_file, entry, float32
+from mie.spec.tensors import close, has_dtype, same_bits
 
 Reader = Callable[[Path], Checkpoint]
 

@@ -6,17 +6,18 @@ and check it there; what it must do is in the spec of the same name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # names of types only, so that a pool's stub doesn't wait for torch
+    import torch
+    from torch import Tensor
 
-from mie.memory.block_copies import BlockCopies
-from mie.memory.prefix_cache import HitCounter
-from mie.model.checkpoint import TensorInfo
+    from mie.memory.block_copies import BlockCopies
+    from mie.memory.prefix_cache import HitCounter
+    from mie.model.checkpoint import TensorInfo
 
 
 class SafetensorsReader:
@@ -55,7 +56,10 @@ def attention(q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor, scale: float) -> Tens
 
 
 class BlockPool:
-    """Who owns which block of K/V memory. Blocks are numbers; block 0 is scratch, nobody's."""
+    """Who owns which block of K/V memory. Blocks are numbers; block 0 is scratch, nobody's.
+
+    No owner and no mark is taken from or given to a number that is no block: -1, 0, ``num_blocks``.
+    """
 
     num_blocks: int  # with scratch
     block_size: int  # slots of a block
@@ -87,16 +91,26 @@ class BlockPool:
         raise NotImplementedError("look it up")
 
     def mark_cached(self, block: int) -> None:
-        """A prefix cache knows from now on what is in ``block``, which is used."""
+        """A prefix cache knows from now on what is in ``block``. A free one is refused."""
         raise NotImplementedError("remember it")
 
     def unmark_cached(self, block: int) -> None:
-        """No cache knows it any more. If it is free, it is the next to be handed out."""
+        """No cache knows it any more. If it is free, it is the next to be handed out.
+
+        Refused for a block that isn't cached.
+        """
         raise NotImplementedError("forget it")
 
     def is_cached(self, block: int) -> bool:
         """Whether a prefix cache knows what is in ``block``."""
         raise NotImplementedError("look it up")
+
+    def free_blocks(self) -> Iterator[int]:
+        """The free blocks in the order in which ``allocate`` would hand them out, all still free.
+
+        For drawings and checks: it may take a while.
+        """
+        raise NotImplementedError("go through the free blocks")
 
 
 class BlockTable:
@@ -119,7 +133,8 @@ class BlockTable:
 
         A block is shared if another table owns it too, or the pool says that it is cached;
         ``copies.pins(block)`` of its owners don't count. A shared one is split: ``copies.add(old,
-        new)``, then ``decref`` of the old one, then the new one takes its place.
+        new)``, then ``decref`` of the old one, then the new one takes its place. Less than no
+        token is refused.
         """
         raise NotImplementedError("take blocks from the pool")
 
@@ -132,23 +147,31 @@ class BlockTable:
         raise NotImplementedError("the slot of each")
 
     def fork(self) -> Self:
-        """A second table with the same tokens in the same blocks, without a copy."""
+        """A second table with the same tokens in the same blocks, without a copy.
+
+        They have been written by a step: copies are made before the next step writes.
+        """
         raise NotImplementedError("share the blocks")
 
     def writable(self, position: int) -> bool:
         """Split the block at ``position`` if it is shared. False, and no change, if none is free.
 
-        No registered block stands behind ``position``; the block is not registered after a split.
+        The block is not registered after a split. Refused where a registered block stands behind
+        that of ``position``.
         """
         raise NotImplementedError("split what is shared")
 
     def register(self, block: int) -> None:
         """The next block that isn't registered is so now. If its name is another than ``block``,
-        that one has the same tokens: own it, list it, give the old one back."""
+        that one has the same tokens: own it, list it, give the old one back.
+
+        Refused if the next block isn't full, or still waits for its copy: ``copies.fills(block)``.
+        """
         raise NotImplementedError("count it, or take the other")
 
     def truncate(self, num_tokens: int) -> None:
-        """Keep the first tokens. Blocks behind them go back, last one first.
+        """Keep the first tokens. Blocks behind them go back, last one first. To keep more than
+        there are, or less than none, is refused.
 
         The copy for a block that nobody else reads is called off: ``copies.cancel(block)``.
         """

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mie.spec.expect import BFLOAT16_STEP, close, has_dtype, normal, untouched
+from mie.spec.tensors import BFLOAT16_STEP, close, has_dtype, normal, untouched
 
 SwiGLU = Callable[[Tensor, Tensor], Tensor]
 

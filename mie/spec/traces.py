@@ -25,6 +25,7 @@ class NaivePool:
         self.free = free
         self.owners = dict.fromkeys(sorted(free), 0)
         self.cached: set[int] = set()
+        self.evicted: list[int] = []  # cached blocks that were handed out
 
     def choices(self) -> dict[str, list[int]]:
         """What may be asked of the pool now, and of which blocks."""
@@ -43,7 +44,9 @@ class NaivePool:
             return INVALID_BLOCK
         block = self.free.pop(0)
         self.owners[block] = 1
-        self.cached.discard(block)
+        if block in self.cached:
+            self.cached.remove(block)
+            self.evicted.append(block)
         return block
 
     def incref(self, block: int) -> None:
@@ -74,6 +77,8 @@ def trace_of_pool(new_pool: Callable[[int, int], BlockPool]) -> None:
     """3,000 random calls of a pool of 7 blocks."""
     rng = random.Random(4)
     pool = new_pool(8, SIZE)
+    evicted: list[int] = []
+    pool.on_evict = evicted.append
     blocks = [pool.allocate() for _ in range(7)]
     for block in blocks:
         pool.decref(block)
@@ -91,6 +96,8 @@ def trace_of_pool(new_pool: Callable[[int, int], BlockPool]) -> None:
         expected = getattr(naive, name)(*arguments)
         equal(getattr(pool, name)(*arguments), expected, said)
         equal(pool_state(pool), naive.state(), f"the pool after {said}")
+        equal(list(pool.free_blocks()), naive.free, f"the free blocks after {said}")
+        equal(evicted, naive.evicted, f"what was evicted after {said}")
 
 
 # -- tables, next to copies of everything -------------------------------------------------------
@@ -216,15 +223,23 @@ def trace_of_cache(Cache: CacheClass) -> None:
         if table.blocks_to_append(len(computed) - table.num_tokens) <= engine.pool.num_free:
             engine.compute(table, computed, salt)
         taken = {*table.blocks} - before
-        known = {said: block for said, block in known.items() if block not in taken}
+        gone = [said for said, block in known.items() if block in taken]
+        known = {said: block for said, block in known.items() if not continues(said, gone)}
         engine.cache.insert(table, text, table.num_tokens, salt)
         for said, block in zip(
             beginnings(text, salt, table.num_tokens), table.blocks, strict=False
         ):
+            if len(said[1]) > SIZE and (said[0], said[1][:-SIZE]) not in known:
+                break  # the block before was forgotten
             known.setdefault(said, block)
             equal(block, known[said], f"step {step}: the block of {said}, inserted")
         engine.holds(table, text, salt)
         engine.device.owned_by(*(t for t, _, _ in running), what=f"after step {step}, {what}")
+
+
+def continues(said: Beginning, others: Sequence[Beginning]) -> bool:
+    """Whether ``said`` is one of ``others`` or goes on after it."""
+    return any(said[0] == salt and said[1][: len(tokens)] == tokens for salt, tokens in others)
 
 
 def some_blocks(rng: random.Random, count: int) -> list[int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table as RichTable
 
 from mie.bench.memory_tables import Table
-from mie.bench.pool import KINDS, OperationCost
+from mie.bench.pool import COUNTED, KINDS, OperationCost
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +41,8 @@ def show_pool_costs(costs: Sequence[OperationCost], console: Console) -> None:
     )
     console.print(
         "Times are medians on this machine. Steps are reads and writes of the pool's lists in one "
-        f"call, {'the same' if same else 'not the same'} in all pools.",
+        f"call, {'the same' if same else 'not the same'} in all pools; "
+        f"{min(count, COUNTED):,} calls of each were counted.",
         highlight=False,
     )
 

@@ -69,8 +69,8 @@ class TableState:
 class Snapshot:
     """One moment. ``free`` is in the order of handing out; ``note`` says what has happened.
 
-    ``waiting`` copies are written down and wait for a step; ``taken`` ones belong to a step that
-    has not been launched.
+    ``waiting`` copies are written down and wait for a step; ``launching`` ones belong to a step
+    that has not been launched.
     """
 
     note: str
@@ -79,11 +79,11 @@ class Snapshot:
     tables: tuple[TableState, ...]
     free: tuple[int, ...]
     waiting: tuple[BlockCopy, ...] = ()
-    taken: tuple[BlockCopy, ...] = ()
+    launching: tuple[BlockCopy, ...] = ()
 
     @property
     def copies(self) -> tuple[BlockCopy, ...]:
-        return self.taken + self.waiting
+        return self.launching + self.waiting
 
     def table(self, name: str) -> TableState | None:
         """The table of that name, if it was there at this moment."""
@@ -127,9 +127,9 @@ def snapshot(
                     f"the pool has blocks 1 to {pool.num_blocks - 1}"
                 )
     blocks = tuple(_block(block, pool, states, copies) for block in range(pool.num_blocks))
-    waiting, taken = _pairs(copies)
+    waiting, launching = _pairs(copies)
     return Snapshot(
-        note, pool.block_size, blocks, states, tuple(pool.free_blocks()), waiting, taken
+        note, pool.block_size, blocks, states, tuple(pool.free_blocks()), waiting, launching
     )
 
 
@@ -188,7 +188,7 @@ def words(now: Snapshot, before: Snapshot | None) -> str:
     lines += [f"{numbered(blocks).capitalize()}: {what}." for what, blocks in alike.items()]
     lines.append(_free_words(now))
     lines += _copy_words(now.waiting, "wait for a step")
-    lines += _copy_words(now.taken, "belong to the step that is about to be launched")
+    lines += _copy_words(now.launching, "belong to the step that is about to be launched")
     changed = sorted(now.changed(before))
     if changed:
         lines.append(f"Changed: {numbered(changed)}.")

@@ -54,10 +54,10 @@ class HeapPool:
         return INVALID_BLOCK
 
     def incref(self, block):
-        if block in self.entry_of:
-            if block not in self.known:
-                raise ValueError(f"block {block} is free")
+        if block in self.entry_of and block in self.known:
             self._use(block)
+        elif block not in self.owners:
+            raise ValueError(f"block {block} has no content to share")
         self.owners[block] = self.ref_count(block) + 1
 
     def decref(self, block):
@@ -77,13 +77,16 @@ class HeapPool:
         self.known.add(block)
 
     def unmark_cached(self, block):
-        self.known.discard(block)
+        self.known.remove(block)  # a KeyError if it isn't there
         if block in self.entry_of:
             self._use(block)
             self._free(block)
 
     def is_cached(self, block):
         return block in self.known
+
+    def free_blocks(self):
+        return (block for _, _, block in sorted(self.entry_of.values()))
 
 
 class CountsScratch(BlockPool):
@@ -225,6 +228,40 @@ class AnyFreeBlockCanBeShared(BlockPool):
         self._ref_counts[block] += 1
 
 
+class NumbersUnchecked(BlockPool):
+    """S22: -1 is Python's name for the last block."""
+
+    def incref(self, block):
+        super().incref(range(self.num_blocks)[block])
+
+    def decref(self, block):
+        super().decref(range(self.num_blocks)[block])
+
+
+class MarksUnchecked(BlockPool):
+    def mark_cached(self, block):
+        super().mark_cached(range(self.num_blocks)[block])
+
+    def unmark_cached(self, block):
+        super().unmark_cached(range(self.num_blocks)[block])
+
+
+class ScratchCanBeOwned(BlockPool):
+    def incref(self, block):
+        if block == SCRATCH_BLOCK:
+            self._ref_counts[block] += 1
+        else:
+            super().incref(block)
+
+
+class InvalidIsIgnored(BlockPool):
+    """Forgives whoever didn't look at what ``allocate`` returned."""
+
+    def decref(self, block):
+        if block != INVALID_BLOCK:
+            super().decref(block)
+
+
 class FirstInFirstOut(BlockPool):
     def decref(self, block):
         super().decref(block)
@@ -296,6 +333,33 @@ class StaleEntriesCount(HeapPool):
         return INVALID_BLOCK
 
 
+class FreeBlocksByNumber(BlockPool):
+    def free_blocks(self):
+        return iter(sorted(super().free_blocks()))
+
+
+class FreeBlocksAsTheHeapHasThem(HeapPool):
+    """Every entry, stale ones too, in the order of the array."""
+
+    def free_blocks(self):
+        return (entry[-1] for entry in self.heap)
+
+
+class FreeBlocksWithoutCached(BlockPool):
+    def free_blocks(self):
+        return (block for block in super().free_blocks() if not self._cached[block])
+
+
+class FreeBlocksAreTaken(BlockPool):
+    """Asks itself, and gives all of them back."""
+
+    def free_blocks(self):
+        blocks = [self.allocate() for _ in range(self.num_free)]
+        for block in reversed(blocks):
+            self.decref(block)
+        return iter(blocks)
+
+
 class CachedOnlyWhileUsed(BlockPool):
     def is_cached(self, block):
         return self._cached[block] and self._ref_counts[block] > 0
@@ -304,6 +368,29 @@ class CachedOnlyWhileUsed(BlockPool):
 class CachedOnlyWhileFree(BlockPool):
     def is_cached(self, block):
         return self._cached[block] and self._ref_counts[block] == 0
+
+
+class MarksFreeBlocks(BlockPool):
+    """S18: whoever is late to register a block marks it after it was given back."""
+
+    def mark_cached(self, block):
+        assert SCRATCH_BLOCK < block < self.num_blocks
+        self._cached[block] = True
+
+
+class UnmarksUsedBlocks(BlockPool):
+    def unmark_cached(self, block):
+        if self._cached[block] or not self._ref_counts[block]:
+            super().unmark_cached(block)
+
+
+class UnmarksFreeBlocks(BlockPool):
+    """To the front with it, known or not."""
+
+    def unmark_cached(self, block):
+        if self._ref_counts[block] == 0:
+            self._cached[block] = True
+        super().unmark_cached(block)
 
 
 class StaysInTheFreeList(BlockPool):
@@ -413,14 +500,25 @@ KILLED_BY = {
     IgnoresSecondFree: "given_back_once",
     CountsThenRefuses: "given_back_once",
     AnyFreeBlockCanBeShared: "incref_needs_content",
+    NumbersUnchecked: "no_such_block",
+    MarksUnchecked: "no_such_block",
+    ScratchCanBeOwned: "no_such_block",
+    InvalidIsIgnored: "no_such_block",
     FirstInFirstOut: "last_freed_first",
     LowestNumberFirst: "last_freed_first",
     NewestCachedFirst: "cached_oldest_first",
     OneQueueForAll: "cached_go_last",
     OldestContentFirst: "hit_is_a_use",
     StaleEntriesCount: "hit_is_a_use",
+    FreeBlocksByNumber: "free_blocks",
+    FreeBlocksAsTheHeapHasThem: "free_blocks",
+    FreeBlocksWithoutCached: "free_blocks",
+    FreeBlocksAreTaken: "free_blocks",
     CachedOnlyWhileUsed: "cached_flag",
     CachedOnlyWhileFree: "cached_flag",
+    MarksFreeBlocks: "marks_refused",
+    UnmarksUsedBlocks: "marks_refused",
+    UnmarksFreeBlocks: "marks_refused",
     StaysInTheFreeList: "taken_back",
     SearchesTheFrontOnly: "taken_back",
     NeverTells: "eviction_told",

@@ -58,6 +58,8 @@ class ReplacedTable:
         return len(self._missing(self._touched(num_tokens)))
 
     def append(self, num_tokens):
+        if num_tokens < 0:
+            raise ValueError(num_tokens)
         missing = self._missing(self._touched(num_tokens))
         owned = self._with_own(missing)
         if owned is None:
@@ -68,6 +70,8 @@ class ReplacedTable:
 
     def writable(self, position):
         index = position // self.pool.block_size
+        if self.num_registered > index + 1:
+            raise ValueError(f"{self.num_registered} blocks are registered")
         missing = self._missing([index])
         owned = self._with_own(missing)
         if owned is None:
@@ -85,6 +89,8 @@ class ReplacedTable:
     def register(self, block):
         at = self.num_registered
         own = self.content.owned[at]
+        if self.num_tokens // self.pool.block_size <= at or self.copies.fills(own):
+            raise ValueError(f"block {own} is not written")
         if own != block:
             self.pool.incref(block)
             self.pool.decref(own)
@@ -92,6 +98,8 @@ class ReplacedTable:
         self.content = Content(owned, self.num_tokens, at + 1)
 
     def truncate(self, num_tokens):
+        if num_tokens not in range(self.num_tokens + 1):
+            raise ValueError(num_tokens)
         keep = blocks_needed(num_tokens, self.pool.block_size)
         for index in reversed(range(keep, len(self.content.owned))):
             block = self.content.owned[index]
@@ -139,6 +147,15 @@ class CountsFromTheEnd(BlockTable):
         return position // self.pool.block_size
 
 
+class StretchesFromAnywhere(BlockTable):
+    """Each position by itself would be refused, but the stretch is computed from its two ends."""
+
+    def slots(self, begin, end):
+        size = self.pool.block_size
+        inside = [b * size + offset for b in self.blocks for offset in range(size)]
+        return inside[begin:end]
+
+
 class OneBlockAhead(BlockTable):
     """S25: n // size + 1 blocks hold n tokens."""
 
@@ -156,6 +173,16 @@ class RoundsEachAppendUp(BlockTable):
 class SplitsForNothing(BlockTable):
     def _must_split_tail(self, num_tokens):
         return super()._must_split_tail(1)
+
+
+class AppendTakesAway(BlockTable):
+    """A negative number is added like any other."""
+
+    def append(self, num_tokens):
+        if num_tokens >= 0:
+            return super().append(num_tokens)
+        self.num_tokens += num_tokens
+        return True
 
 
 class SaysNothingOfTheSplit(BlockTable):
@@ -375,6 +402,49 @@ class ListsWhatIsNotThere(BlockTable):
         return super().writable(position)
 
 
+class WritesBeforeWhatIsKnown(BlockTable):
+    """The block before is split, the registered ones behind it stay listed."""
+
+    def writable(self, position):
+        index, registered = self._index(position), self.num_registered
+        self.num_registered = min(registered, index + 1)
+        done = super().writable(position)
+        if not self.is_shared(index):
+            self.num_registered = registered
+        return done
+
+
+class WritesBeforeWhatIsShared(BlockTable):
+    """Refuses where it would split, and not where a block is this table's alone."""
+
+    def writable(self, position):
+        return not self.is_shared(self._index(position)) or super().writable(position)
+
+
+class RegistersHalfBlocks(BlockTable):
+    """S18."""
+
+    def register(self, block):
+        own = self.blocks[self.num_registered]
+        assert not self.copies.fills(own)
+        if block != own:
+            self.pool.incref(block)
+            self.blocks[self.num_registered] = block
+            self.pool.decref(own)
+        self.num_registered += 1
+
+
+class RegistersWhatIsNotCopied(BlockTable):
+    """S18: full, as far as its table knows."""
+
+    def register(self, block):
+        fills, self.copies.fills = self.copies.fills, lambda own: False
+        try:
+            super().register(block)
+        finally:
+            self.copies.fills = fills
+
+
 class KeepsItsOwn(BlockTable):
     """S18."""
 
@@ -418,6 +488,28 @@ class StaysRegistered(BlockTable):
         registered = self.num_registered
         super().truncate(num_tokens)
         self.num_registered = registered if num_tokens else 0
+
+
+class TruncateAddsTokens(BlockTable):
+    """Nobody has taken slots for them."""
+
+    def truncate(self, num_tokens):
+        super().truncate(min(num_tokens, self.num_tokens))
+        self.num_tokens = num_tokens
+
+
+class TruncatesFromTheEnd(BlockTable):
+    """As a slice would: -1 drops the last token."""
+
+    def truncate(self, num_tokens):
+        super().truncate(range(self.num_tokens + 1)[num_tokens - (num_tokens < 0)])
+
+
+class ForgetsBeforeItRefuses(BlockTable):
+    def truncate(self, num_tokens):
+        keep = blocks_needed(num_tokens, self.pool.block_size)
+        self.num_registered = min(self.num_registered, max(keep, 0))
+        super().truncate(num_tokens)
 
 
 class FirstBlockFirst(BlockTable):
@@ -499,9 +591,11 @@ KILLED_BY = {
     OneStretchOfMemory: "slot",
     EndIncluded: "slot",
     CountsFromTheEnd: "slot_of_a_token",
+    StretchesFromAnywhere: "slot_of_a_token",
     OneBlockAhead: "whole_blocks",
     RoundsEachAppendUp: "whole_blocks",
     SplitsForNothing: "append_nothing",
+    AppendTakesAway: "append_nothing",
     SaysNothingOfTheSplit: "blocks_to_append",
     TakesWhatThereIs: "all_or_nothing",
     TriesAndGivesBack: "all_or_nothing",
@@ -529,12 +623,19 @@ KILLED_BY = {
     SaysTrueAnyway: "failed_split",
     GivesUpFirst: "failed_split",
     ListsWhatIsNotThere: "failed_split",
+    WritesBeforeWhatIsKnown: "registered_behind",
+    WritesBeforeWhatIsShared: "registered_behind",
+    RegistersHalfBlocks: "register_what_is_written",
+    RegistersWhatIsNotCopied: "register_what_is_written",
     KeepsItsOwn: "register_adopts",
     AdoptsWithoutCounting: "register_adopts",
     KeepsBoth: "register_adopts",
     TruncatesTooLittle: "truncate",
     TruncatesTooMuch: "truncate",
     StaysRegistered: "truncate",
+    TruncateAddsTokens: "truncate",
+    TruncatesFromTheEnd: "truncate",
+    ForgetsBeforeItRefuses: "truncate",
     FirstBlockFirst: "last_block_first",
     NeverCallsOff: "copy_called_off",
     CallsOffWhatOthersRead: "copy_called_off",

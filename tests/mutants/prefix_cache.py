@@ -15,8 +15,8 @@ from mie.memory.radix_tree import RadixTree
 class BlockTrie:
     """One dictionary: (the block before it, or a salt) and tokens, to block.
 
-    A block's number is the name of all the text up to its end, and stays so while it is known,
-    since the pool hands out what continues a block before the block itself.
+    A block's number is the name of all the text up to its end, and stays so while it is known:
+    what continues a block is forgotten with it.
     """
 
     def __init__(self, pool):
@@ -44,6 +44,8 @@ class BlockTrie:
     def insert(self, table, token_ids, num_computed, salt=""):
         for index in range(table.num_registered, num_computed // self.pool.block_size):
             before = table.blocks[index - 1] if index else salt
+            if index and before not in self.place:
+                return
             step = self.step(before, token_ids, index)
             if step not in self.after:
                 block = table.blocks[index]
@@ -58,6 +60,18 @@ class BlockTrie:
             self.pool.unmark_cached(block)
         self.after, self.place = {}, {}
         return True
+
+    def forget(self, block):
+        del self.after[self.place.pop(block)]
+        for before, tokens in [*self.after]:
+            if before == block and (block, tokens) in self.after:
+                child = self.after[before, tokens]
+                self.forget(child)
+                self.pool.unmark_cached(child)
+
+
+class NamesOutliveTheirBlocks(BlockTrie):
+    """The number of an evicted block still names the old text for what continued it."""
 
     def forget(self, block):
         del self.after[self.place.pop(block)]
@@ -364,6 +378,7 @@ KILLED_BY = {
     NewestDuplicateWins: "ends_go_first",
     NeverForgets: "evicted_is_gone",
     ForgetsHalf: "evicted_is_gone",
+    NamesOutliveTheirBlocks: "beginning_evicted",
     TouchesWhatItSees: "oldest_use_first",
     ClearsWhatIsInUse: "clear",
     ClearsWhatIsFree: "clear",

@@ -17,47 +17,16 @@ from dataclasses import dataclass, field
 from mie.memory.block_copies import BlockCopies, BlockCopy
 from mie.memory.block_pool import SCRATCH_BLOCK, BlockPool
 from mie.memory.block_table import BlockTable
+from mie.spec.traces import NaivePool as ListPool
 
 Text = tuple[int, ...]
 
 
-class NaivePool:
-    """``BlockPool`` as two lists and two dictionaries, every operation a search."""
+class NaivePool(ListPool):
+    """The list of free blocks that the spec compares with, for a pool that hands out 1, 2, 3 …"""
 
     def __init__(self, num_blocks: int) -> None:
-        self.free = list(range(1, num_blocks))
-        self.owners = dict.fromkeys(range(num_blocks), 0)
-        self.cached: set[int] = set()
-        self.evicted: list[int] = []
-
-    def allocate(self) -> int:
-        if not self.free:
-            return -1
-        block = self.free.pop(0)
-        self.owners[block] = 1
-        if block in self.cached:
-            self.cached.remove(block)
-            self.evicted.append(block)
-        return block
-
-    def incref(self, block: int) -> None:
-        if self.owners[block] == 0:
-            self.free.remove(block)
-        self.owners[block] += 1
-
-    def decref(self, block: int) -> None:
-        self.owners[block] -= 1
-        if self.owners[block] == 0:
-            self.free.insert(len(self.free) if block in self.cached else 0, block)
-
-    def mark_cached(self, block: int) -> None:
-        self.cached.add(block)
-
-    def unmark_cached(self, block: int) -> None:
-        self.cached.discard(block)
-        if self.owners[block] == 0:
-            self.free.remove(block)
-            self.free.insert(0, block)
+        super().__init__(list(range(1, num_blocks)))
 
 
 @dataclass(eq=False)
@@ -96,7 +65,12 @@ class World:
 
     def _evicted(self, block: int) -> None:
         assert not self._owners_of(block), f"block {block} was evicted while in use"
-        del self.known[block]
+        salt, text = self.known[block]
+        self.known = {
+            other: (its_salt, its_text)
+            for other, (its_salt, its_text) in self.known.items()
+            if its_salt != salt or its_text[: len(text)] != text  # what continues it goes too
+        }
         self._cache_forgets(block)
 
     # -- what everybody sees by looking at the lists -------------------------------------------
@@ -223,12 +197,12 @@ class World:
             if slots.get(position % self.block_size) != each.until(position):
                 break
             written = position + 1
-        before = list(table.blocks)
+        before, first = list(table.blocks), table.num_registered
         self.cache.insert(table, each.tokens, written, each.salt)
-        if self.exact:
+        if self.exact and (first == 0 or before[first - 1] in self.known):
             assert table.num_registered >= written // self.block_size
-        full = min(table.num_registered, len(each.tokens) // self.block_size)
-        for index in range(full):  # a registered block may lie behind, cut by ``truncate``
+        full = table.num_registered
+        for index in range(first, full):
             text = each.salt, self._prefix(each.tokens, index)
             known = next((block for block, other in self.known.items() if other == text), None)
             assert table.blocks[index] == (before[index] if known is None else known)

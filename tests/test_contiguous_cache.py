@@ -4,31 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cache_shape import LAYERS, D, G, H, config
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mie.errors import ContextLengthError
 from mie.execution.contiguous_cache import ContiguousCache
-from mie.model.config import ModelConfig
 from mie.model.kv_cache import NoCache
 from mie.ops import reference
-
-LAYERS, G, D, H = 2, 2, 4, 6
-
-
-def config() -> ModelConfig:
-    return ModelConfig.from_dict(
-        {
-            "model_type": "llama",
-            "vocab_size": 11,
-            "hidden_size": H * D,
-            "intermediate_size": 12,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": H,
-            "num_key_value_heads": G,
-            "max_position_embeddings": 32,
-        }
-    )
 
 
 def qkv(length: int, seed: int):

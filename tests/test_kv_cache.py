@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cache_shape import LAYERS, D, G, H, config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,29 +18,12 @@ from mie.execution.kv_cache import PagedKVCache, SequenceStep
 from mie.memory.block_copies import BlockCopies, BlockCopy
 from mie.memory.block_pool import BlockPool, blocks_needed
 from mie.memory.block_table import BlockTable
-from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
 from mie.ops import reference
 from mie.ops.dispatch import Ops
 
-LAYERS, G, D, H = 2, 2, 4, 6
 SCALE = 0.5
 NAN = float("nan")
-
-
-def config() -> ModelConfig:
-    return ModelConfig.from_dict(
-        {
-            "model_type": "llama",
-            "vocab_size": 11,
-            "hidden_size": H * D,
-            "intermediate_size": 12,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": H,
-            "num_key_value_heads": G,
-            "max_position_embeddings": 64,
-        }
-    )
 
 
 def poisoned(num_blocks: int, block_size: int) -> PagedKVCache:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 
 import pytest
+from hash_seeds import outputs_of
 from hypothesis import given
 from hypothesis import strategies as st
 from strict_html import Tree
@@ -203,16 +203,7 @@ def test_a_second_run_of_the_same_notebook_gives_the_same_page():
         "import sys; assert 'torch' not in sys.modules\n"
         "print(s.html() + s.html())"
     )
-    runs = [
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={"PYTHONHASHSEED": seed, "PATH": "/usr/bin"},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]
+    runs = outputs_of(program)
     assert runs[0] == runs[1]
     assert len(set(re.findall(r'id="(mie-\w{8}(?:-2)?)"', runs[0]))) == 2
 

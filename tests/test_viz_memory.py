@@ -4,12 +4,11 @@ own state, for any trace; and a moment once taken stays as it was."""
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 
 import pytest
+from hash_seeds import outputs_of
 from hypothesis import given
 from hypothesis import strategies as st
 from strict_html import Tree
@@ -534,16 +533,7 @@ def test_the_same_trace_gives_the_same_bytes():
         "print(block_map([snapshot(p, t, 'Two.')], 'T').html())\n"
         "import sys; assert 'torch' not in sys.modules"
     )
-    runs = [
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={"PYTHONHASHSEED": seed, "PATH": "/usr/bin"},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]
+    runs = outputs_of(program)
     assert runs[0] == runs[1]
 
 

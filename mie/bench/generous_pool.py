@@ -1,4 +1,7 @@
-"""Pools for the benchmarks: large enough at the start, proved whole at the end."""
+"""Pools for the benchmarks.
+
+Invariant: a pool is large enough for all requests at once, and proved whole at the end.
+"""
 
 from __future__ import annotations
 

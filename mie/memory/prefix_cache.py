@@ -14,9 +14,10 @@ A block is registered when its K and V have been written, full blocks only. Whoe
 that another sequence has registered meanwhile takes the registered blocks for its own
 (``BlockTable.register``), so as a rule all owners of a block also own the blocks before it. Tables
 give their last block back first: in the pool's free list a block then stands before the one that it
-continues, and the pool, which takes from the front, evicts an end and not a middle. Two forks of
-which one has adopted an equal block can break that order. So a block is never known longer than the
-one that it continues: when a middle is evicted, what continues it is forgotten with it.
+continues, and the pool, which takes from the front, evicts an end and not a middle. A fork that has
+split or adopted a block in the middle of what it shares can break that order. So a block is never
+known longer than the one that it continues: when a middle is evicted, what continues it is
+forgotten with it.
 
 Cost: a dictionary access and a hash of ``block_size`` tokens for each block; eviction takes
 constant time for each block that is forgotten. After vLLM's automatic prefix caching; the salt
@@ -26,7 +27,7 @@ after vLLM's ``cache_salt``.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -121,6 +122,16 @@ def assert_computed(table: BlockTable, token_ids: Sequence[int], num_computed: i
     )
 
 
+def unmark_all(pool: BlockPool, blocks: Collection[int]) -> bool:
+    """Tell the pool that none of ``blocks`` is known. False, and nothing has changed, while one of
+    them is in use."""
+    if any(pool.ref_count(block) for block in blocks):
+        return False
+    for block in blocks:
+        pool.unmark_cached(block)
+    return True
+
+
 def hash_block(parent_key: int, tokens: Tokens) -> int:
     """The key of a block from that of the block before it. The same in every process."""
     return hash((parent_key, tokens))
@@ -202,10 +213,8 @@ class HashPrefixCache:
 
     def clear(self) -> bool:
         """See ``PrefixCache``."""
-        if any(self.pool.ref_count(block) for block in self._by_block):
+        if not unmark_all(self.pool, self._by_block):
             return False
-        for block in self._by_block:
-            self.pool.unmark_cached(block)
         self._by_key.clear()
         self._by_block.clear()
         return True

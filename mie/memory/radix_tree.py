@@ -32,6 +32,7 @@ from mie.memory.prefix_cache import (
     block_tokens,
     full_blocks,
     may_be_cached,
+    unmark_all,
 )
 
 
@@ -94,10 +95,8 @@ class RadixTree:
 
     def clear(self) -> bool:
         """See ``PrefixCache``."""
-        if any(self.pool.ref_count(block) for block in self._places):
+        if not unmark_all(self.pool, self._places):
             return False
-        for block in self._places:
-            self.pool.unmark_cached(block)
         self._places.clear()
         self.roots.clear()
         return True

@@ -50,6 +50,10 @@ class UnknownPartError(ConfigError):
     """``parts=`` names a part that the engine does not have."""
 
 
+class PartError(MieError):
+    """A replaced part broke its protocol while the engine ran on it."""
+
+
 # -- requests -----------------------------------------------------------------------------------
 
 

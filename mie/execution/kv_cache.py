@@ -29,7 +29,7 @@ that copy. After Kwon et al., 2023.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +39,7 @@ from torch import Tensor
 from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
 from mie.ops import reference
+from mie.ops.dispatch import DecodeAttention, Ops
 
 
 @dataclass(frozen=True)
@@ -79,26 +80,22 @@ class PagedKVCache:
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        attention: Callable[..., Tensor] = reference.attention,
+        ops: Ops | None = None,
     ) -> None:
         places = (config.num_layers, 2, num_blocks, block_size)
         shape = (*places, config.num_kv_heads, config.head_dim)
         self.kv_L2NBGD = _zeros(shape, dtype, torch.device(device))
+        self.layers = list(self.kv_L2NBGD)  # views; to make them in every step takes time
+        self.slots = [(kv[0].flatten(0, 1), kv[1].flatten(0, 1)) for kv in self.layers]
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.attention = attention
+        self.ops = ops or Ops()
 
     @classmethod
     def for_decoder(cls, decoder: Decoder, num_blocks: int, block_size: int = 16) -> PagedKVCache:
-        """In the decoder's dtype, on its device, with its attention."""
-        return cls(
-            decoder.config,
-            num_blocks,
-            block_size,
-            decoder.dtype,
-            decoder.device,
-            decoder.ops.attention,
-        )
+        """In the decoder's dtype, on its device, with its operations."""
+        shape = decoder.config, num_blocks, block_size
+        return cls(*shape, decoder.dtype, decoder.device, decoder.ops)
 
     @property
     def nbytes(self) -> int:
@@ -117,48 +114,80 @@ class PagedKVCache:
         content = self.kv_L2NBGD.index_select(2, self._index(sources))
         self.kv_L2NBGD.index_copy_(2, self._index(targets), content)
 
-    def step(self, sequences: Sequence[SequenceStep]) -> PagedStep:
+    def step(self, sequences: Sequence[SequenceStep], num_padding: int = 0) -> PagedStep:
         """The cache as the decoder sees it in one step.
 
-        The flat batch holds ``sequences`` in this order, the new tokens of each together.
+        The flat batch holds ``sequences`` in this order, the new tokens of each together. It ends
+        with ``num_padding`` tokens of nobody: their K and V go to slot 0 of the scratch block, and
+        what they attend to is zero.
         """
-        return PagedStep(self, sequences)
+        return PagedStep(self, sequences, num_padding)
 
     def _index(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self.kv_L2NBGD.device)
 
 
 class PagedStep:
-    """One step on a ``PagedKVCache``: where its tokens go, and what each sequence may read."""
+    """One step on a ``PagedKVCache``: where its tokens go, and what each sequence may read.
 
-    def __init__(self, cache: PagedKVCache, sequences: Sequence[SequenceStep]) -> None:
+    All that does not depend on the layer is prepared here, once.
+    """
+
+    def __init__(
+        self, cache: PagedKVCache, sequences: Sequence[SequenceStep], num_padding: int = 0
+    ) -> None:
         assert sequences, "a step computes something"
+        assert num_padding >= 0, f"{num_padding} padding tokens"
         for sequence in sequences:
             sequence.check(cache.block_size)
         slots = [slot for sequence in sequences for slot in sequence.slots]
         assert len({*slots}) == len(slots), "two tokens of one step in one slot"
         self.cache = cache
-        self.num_new = [len(sequence.slots) for sequence in sequences]
-        self.num_tokens = [sequence.num_tokens for sequence in sequences]
-        self.slots_T = cache._index(slots)
-        self.block_tables = [cache._index(sequence.blocks) for sequence in sequences]
+        self.num_padding = num_padding
+        self.slots_T = cache._index([*slots, *[0] * num_padding])
+        self._divide(sequences)
+
+    def _divide(self, sequences: Sequence[SequenceStep]) -> None:
+        """Decodes that are computed together, and the rest, each by itself: ``self.chunks`` of
+        (first row, behind the last row, blocks, tokens of context)."""
+        together = self.cache.ops.paged_decode
+        decodes: list[tuple[int, SequenceStep]] = []
+        self.chunks: list[tuple[int, int, Tensor, int]] = []
+        end = 0
+        for sequence in sequences:
+            start, end = end, end + len(sequence.slots)
+            if together is not None and end - start == 1:
+                decodes.append((start, sequence))
+            else:
+                table_M = self.cache._index(sequence.blocks)
+                self.chunks.append((start, end, table_M, sequence.num_tokens))
+        self.decode: DecodeAttention | None = None
+        if decodes and together is not None:
+            rows, those = zip(*decodes, strict=True)
+            tables = [sequence.blocks for sequence in those]
+            lengths = [sequence.num_tokens for sequence in those]
+            self.decode = together(tables, lengths, self.cache.layers[0])
+            self.decode_rows = self.cache._index(rows)
 
     def attend(
         self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float
     ) -> Tensor:
         """Write this step's K and V of ``layer``; let each sequence attend to its context."""
-        k_NBGD, v_NBGD = self.cache.kv_L2NBGD[layer]
-        k_NBGD.flatten(0, 1).index_copy_(0, self.slots_T, k_TGD)
-        v_NBGD.flatten(0, 1).index_copy_(0, self.slots_T, v_TGD)
-        queries = q_THD.split(self.num_new)
-        attention = self.cache.attention
-        out = [
-            reference.paged_attention(q_XHD, k_NBGD, v_NBGD, table_M, length, scale, attention)
-            for q_XHD, table_M, length in zip(
-                queries, self.block_tables, self.num_tokens, strict=True
+        k_slots, v_slots = self.cache.slots[layer]
+        k_slots.index_copy_(0, self.slots_T, k_TGD)
+        v_slots.index_copy_(0, self.slots_T, v_TGD)
+        kv_2NBGD = self.cache.layers[layer]
+        if self.decode is not None and not self.chunks and not self.num_padding:
+            return self.decode(q_THD, kv_2NBGD, scale)
+        out_THD = torch.zeros_like(q_THD)
+        if self.decode is not None:
+            q_XHD = q_THD.index_select(0, self.decode_rows)
+            out_THD.index_copy_(0, self.decode_rows, self.decode(q_XHD, kv_2NBGD, scale))
+        for start, end, table_M, length in self.chunks:
+            out_THD[start:end] = reference.paged_attention(
+                q_THD[start:end], *kv_2NBGD, table_M, length, scale, self.cache.ops.attention
             )
-        ]
-        return torch.cat(out)
+        return out_THD
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -62,6 +62,10 @@ class BlockCopies:
         """Whether a copy into ``block`` waits: it does not hold yet what its owner thinks."""
         return block in self._waiting
 
+    def holder(self, block: int) -> int:
+        """The block that holds now what ``block`` holds once its copy has been made."""
+        return self._waiting.get(block, block)
+
     def add(self, source: int, target: int) -> None:
         """Write a copy down. ``target`` is new: nobody has written into it in this step.
 

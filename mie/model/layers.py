@@ -42,12 +42,12 @@ class Attention(nn.Module):
         self.ops = ops
         self.head_dim = config.head_dim
         self.scale = config.attention_scale
-        self.q_size = config.num_heads * config.head_dim
-        self.kv_size = config.num_kv_heads * config.head_dim
+        self.H, self.G = config.num_heads, config.num_kv_heads
+        q_size, kv_size = self.H * config.head_dim, self.G * config.head_dim
         family = config.family
 
-        self.qkv = nn.Linear(config.hidden_size, self.q_size + 2 * self.kv_size, family.qkv_bias)
-        self.output = nn.Linear(self.q_size, config.hidden_size, family.output_bias)
+        self.qkv = nn.Linear(config.hidden_size, q_size + 2 * kv_size, family.qkv_bias)
+        self.output = nn.Linear(q_size, config.hidden_size, family.output_bias)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if family.qk_norm:
@@ -55,14 +55,13 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, ops)
 
     def forward(self, x_TE: Tensor, cos_TR: Tensor, sin_TR: Tensor, cache: KVCache) -> Tensor:
-        q, k, v = self.qkv(x_TE).split((self.q_size, self.kv_size, self.kv_size), dim=-1)
-        q_THD = q.unflatten(-1, (-1, self.head_dim))
-        k_TGD = k.unflatten(-1, (-1, self.head_dim))
-        v_TGD = v.unflatten(-1, (-1, self.head_dim))
+        H, G = self.H, self.G
+        qkv = self.qkv(x_TE).view(-1, H + 2 * G, self.head_dim)
+        qk, v_TGD = qkv.split((H + G, G), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
-            q_THD, k_TGD = self.q_norm(q_THD), self.k_norm(k_TGD)
-        q_THD = self.ops.rope(q_THD, cos_TR, sin_TR)
-        k_TGD = self.ops.rope(k_TGD, cos_TR, sin_TR)
+            qk = torch.cat((self.q_norm(qk[:, :H]), self.k_norm(qk[:, H:])), dim=1)
+        qk = self.ops.rope(qk, cos_TR, sin_TR)  # keys turn as queries do: one call for both
+        q_THD, k_TGD = qk.split((H, G), dim=1)
         out_THD = cache.attend(self.layer, q_THD, k_TGD, v_TGD, self.scale)
         return self.output(out_THD.flatten(-2))
 

@@ -1,0 +1,72 @@
+"""The heart of the engine: schedule, run, update.
+
+Invariant: every request that was accepted comes to exactly one end for each of its answers, and a
+step that breaks off loses nothing: what it touched is computed again, and who asked is told.
+
+    add(request) ──► waiting ──► running ──► outputs of step(): a token, an end, or both
+                        ▲           │
+                        └───────────┘  preempted
+
+The scheduler decides, the runner computes, and neither knows the other: what passes between them is
+a plan and a result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from mie.request import Request
+from mie.scheduling.plan import SequenceOutput, StepPlan, StepResult
+from mie.scheduling.scheduler import Scheduler
+from mie.scheduling.trace import StepTimes, Trace
+
+
+class EngineCore:
+    """``run`` computes a plan: ``ModelRunner.run``, or whatever gives tokens for one."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        run: Callable[[StepPlan], StepResult],
+        trace: Trace | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.run = run
+        self.trace = Trace() if trace is None else trace
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises at once, with nothing changed, if it can never be served."""
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request in whatever state it is. Twice, too late or unknown: nothing happens."""
+        self.scheduler.abort(request_id)
+
+    def step(self) -> list[SequenceOutput]:
+        """One step for all sequences that run. Empty-handed only where nobody waits for anything.
+
+        Raises whatever the runner raises; the engine can go on afterwards.
+        """
+        began = time.perf_counter()
+        plan = self.scheduler.schedule()
+        record = self.trace.begin(plan, self.scheduler)
+        planned = time.perf_counter()
+        try:
+            result = StepResult() if plan.is_empty else self.run(plan)
+        except BaseException:
+            self.scheduler.failed(plan)
+            raise
+        ran = time.perf_counter()
+        outputs = self.scheduler.update(plan, result)
+        assert plan.scheduled or plan.preempted or outputs or not self.has_work, (
+            "a step did nothing"
+        )
+        done = time.perf_counter()
+        times = StepTimes(began, planned - began, ran - planned, done - ran)
+        self.trace.end(record, outputs, times)
+        return outputs

@@ -1,0 +1,62 @@
+"""How the tokens of an answer are chosen, and how many: what a client may ask for.
+
+Invariant: a ``SamplingParams`` that exists can be served. Everything is checked when it is made, so
+that no step of the engine has to.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mie.errors import RequestError
+
+GREEDY_BELOW = 1e-5  # a temperature so low that dividing by it would give nothing but infinities
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """``max_tokens`` bounds each answer; ``None`` lets it fill the context. ``temperature`` 0 takes
+    the most likely token (greedy); 1 draws by the model's own probabilities, less sharpens them.
+    ``seed`` makes the draws repeatable, whatever else runs beside them; ``None`` takes one from the
+    engine's. ``n`` answers are drawn for one prompt, which is computed once. ``ignore_eos`` goes on
+    where the model says that it is done: for measurements.
+
+    Raises RequestError for values that mean nothing.
+    """
+
+    max_tokens: int | None = 256
+    temperature: float = 0.0
+    seed: int | None = None
+    n: int = 1
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise RequestError(f"max_tokens is {self.max_tokens}; it must be at least 1")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise RequestError(f"temperature is {self.temperature}; it must be 0 or more")
+        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
+            raise RequestError(f"seed is {self.seed}; it must lie between 0 and {MAX_SEED}")
+        if self.n < 1:
+            raise RequestError(f"n is {self.n}; it must be at least 1")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    def draw(self, position: int, index: int) -> Draw:
+        """How the token at ``position`` of answer number ``index`` is to be chosen."""
+        temperature = 0.0 if self.is_greedy else self.temperature
+        return Draw(temperature, self.seed or 0, position, index)
+
+
+class Draw(NamedTuple):
+    """One token to choose: the noise depends on these numbers, and on nothing that runs beside."""
+
+    temperature: float  # 0: the most likely token
+    seed: int
+    position: int  # that the token will have in its sequence
+    index: int  # which of the request's answers

@@ -1,0 +1,1 @@
+"""Which tokens run in the next step. Integers and lists only; no torch."""

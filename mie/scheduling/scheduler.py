@@ -1,0 +1,344 @@
+"""Which tokens run in the next step: continuous batching under one token budget.
+
+Invariant: after every step, each sequence waits or runs or has ended, and owns exactly the blocks
+of the tokens that it has computed. The first in line among those that run is never thrown out, so
+somebody always comes nearer to its end.
+
+A step is planned in three movements:
+
+    reap      who has ended leaves, and its blocks are free before anybody asks for one
+    running   each takes what it has left to compute, as long as the budget lasts
+    waiting   the rest of the budget goes to the queue, which nobody jumps
+
+    budget 16      a decodes   b decodes   c has 40 tokens left of its prompt, d waits
+    step 1         a 1         b 1         c 14
+    step 2         a 1         b 1         c 14
+    step 3         a 1         b 1         c 12              d 2: the beginning of its prompt
+
+There are no phases (see ``mie.request``), so chunks of a prompt, prefix hits and what is computed
+again after a preemption need no case of their own.
+
+When a block is needed and none is free, the victim policy chooses who gives all of its blocks back.
+The victim keeps its tokens and goes back to the queue, to the place that its arrival gives it; if
+it had been planned for this step, that is undone. In a step that preempted, nobody is admitted, and
+whoever is admitted leaves a free block for each sequence that runs: without both, a sequence would
+come in only to be thrown out.
+
+After Orca (Yu et al., 2022) and the scheduler of vLLM V1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mie.memory.block_pool import blocks_needed
+from mie.memory.block_table import BlockTable
+from mie.memory.manager import BlockManager
+from mie.request import FinishReason, Request, Sequence, count_seats
+from mie.scheduling.limits import Limits, max_output
+from mie.scheduling.plan import SequenceOutput, StepPlan, StepResult
+from mie.scheduling.planned import planned
+from mie.scheduling.policy import VictimPolicy, choose, last_admitted, least_urgent
+from mie.scheduling.queue import FirstComeFirstServed, WaitingQueue
+
+
+class Scheduler:
+    """``schedule()`` makes a plan, ``update()`` takes in what came of it; one step at a time."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        memory: BlockManager,
+        queue: WaitingQueue | None = None,
+        victim_policy: VictimPolicy = last_admitted,
+    ) -> None:
+        self.limits = limits
+        self.memory = memory
+        self.waiting: WaitingQueue = FirstComeFirstServed() if queue is None else queue
+        self.running: list[Sequence] = []  # in the order of admission
+        self.victim_policy = victim_policy
+        self._num_arrived = self._num_sequences = self._num_steps = 0
+        self._in_flight: StepPlan | None = None
+        self._ended: list[SequenceOutput] = []  # ends that no step has reported yet
+        self._budget = 0  # what is left of this step's
+        self._planned: dict[Sequence, int] = {}  # how many tokens each computes in this step
+        self._preempted: list[Sequence] = []  # in this step
+
+    # -- what comes from outside -----------------------------------------------------------------
+
+    def add(self, request: Request) -> Sequence:
+        """One more waits. Raises what ``limits.max_output`` raises; then nothing has changed."""
+        size = self.memory.pool.block_size
+        output = max_output(request, self.limits, self.memory.num_usable_blocks, size)
+        self._num_arrived += 1
+        sequence = Sequence(request, self._next_id(), self._num_arrived, output)
+        self.waiting.add(sequence)
+        return sequence
+
+    def abort(self, request_id: str) -> None:
+        """All answers of the request end, in whatever state. Unknown or ended: nothing happens."""
+        for sequence in [*self.running, *self.waiting]:
+            if sequence.request.request_id == request_id and sequence.finish_reason is None:
+                self._end(sequence, FinishReason.ABORT)
+        if self._in_flight is None:
+            self._reap()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would compute something or has an end to report."""
+        return bool(self.running or len(self.waiting) or self._ended)
+
+    # -- a step ----------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan:
+        """The plan of the next step. ``update`` or ``failed`` must follow."""
+        assert self._in_flight is None, "the step before has not come back"
+        self._begin_step()
+        self._grow_running()
+        if not self._preempted:
+            self._admit()
+        return self._make_plan()
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
+        """What came of ``plan``: tokens and ends, in the order of the plan."""
+        self._come_back(plan)
+        by_id = {sequence.sequence_id: sequence for sequence in self.running}
+        outputs = []
+        for scheduled in plan.scheduled:
+            sequence = by_id[scheduled.sequence_id]
+            if sequence.finish_reason is not None:
+                continue  # aborted while it was computed
+            self._computed(sequence, scheduled.num_tokens)
+            if scheduled.draws:
+                tokens = result.tokens[scheduled.sequence_id]
+                answers = [sequence, *self._forks(sequence, len(tokens) - 1)]
+                for answer, token_id in zip(answers, tokens, strict=True):
+                    outputs.append(_chosen(answer, token_id))
+        self._reap()
+        ended, self._ended = self._ended, []
+        return outputs + ended
+
+    def failed(self, plan: StepPlan) -> None:
+        """``plan`` broke off, and nobody knows what was written: all that it touched is computed
+        again, as after a preemption. What other sequences have is untouched."""
+        self._come_back(plan)
+        self._reap()
+        touched = {scheduled.sequence_id for scheduled in plan.scheduled}
+        for sequence in [s for s in self.running if s.sequence_id in touched]:
+            self._send_back(sequence)
+        lost = {move.host for move in plan.swap_out}
+        for sequence in self.waiting:
+            if sequence.host_blocks and lost & {*sequence.host_blocks}:
+                self._drop_host_blocks(sequence)
+
+    # -- reap, running, waiting ------------------------------------------------------------------
+
+    def _begin_step(self) -> None:
+        self._reap()
+        self._num_steps += 1
+        self._budget = self.limits.token_budget
+        self._planned, self._preempted = {}, []
+
+    def _reap(self) -> None:
+        """Who has ended leaves and gives everything back."""
+        for sequence in [s for s in self.running if s.finish_reason is not None]:
+            self._leave(sequence)
+        for sequence in [s for s in self.waiting if s.finish_reason is not None]:
+            self.waiting.remove(sequence)
+            self._drop_host_blocks(sequence)
+
+    def _grow_running(self) -> None:
+        """In the order of admission, as far as the budget goes; a victim of this step is left out.
+
+        Only the last one admitted can have more than a token to compute: whoever comes behind a
+        prompt that is cut by the budget finds none of it left. So decodes go first."""
+        for sequence in list(self.running):
+            if self._budget > 0 and sequence not in self._preempted:
+                self._grow(sequence)
+
+    def _grow(self, sequence: Sequence) -> None:
+        """Plan what ``sequence`` has left to compute, whoever has to make room for it."""
+        table = _table(sequence)
+        count = min(sequence.num_to_compute, self._budget)
+        while not table.append(count):
+            first = min(self.running, key=self.waiting.rank)
+            others = [each for each in self.running if each is not first]
+            candidates = least_urgent(others, self.waiting)
+            if not candidates:  # it is alone, and all there is does not suffice
+                self._end(sequence, FinishReason.KV_EXHAUSTED)
+                self._leave(sequence)
+                return
+            victim = choose(self.victim_policy, candidates)
+            self._preempt(victim)
+            if victim is sequence:
+                return
+        self._take(sequence, count)
+
+    def _admit(self) -> None:
+        """The queue in its order, until the first that does not fit: nobody jumps it."""
+        while self._budget > 0 and (sequence := self._next_in_line()) is not None:
+            seats = count_seats(self.running) + sequence.num_seats
+            spare = len(self.running)  # a block for each sequence that runs already
+            if seats > self.limits.max_num_seqs or not self._enter(sequence, spare):
+                self._displace_for(sequence)
+                return
+
+    def _next_in_line(self) -> Sequence | None:
+        """The head of the queue; those that have grown beyond all memory there is end here."""
+        size = self.memory.pool.block_size
+        while (sequence := self.waiting.peek()) is not None:
+            if blocks_needed(sequence.num_tokens, size) <= self.memory.num_usable_blocks:
+                return sequence
+            self._end(sequence, FinishReason.KV_EXHAUSTED)
+            self._reap()
+        return None
+
+    def _enter(self, sequence: Sequence, spare: int) -> bool:
+        """From waiting to running, if all of its tokens fit and leave ``spare`` blocks free."""
+        table = self._place(sequence, spare)
+        if table is None:
+            return False
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        sequence.table = table
+        count = min(sequence.num_to_compute, self._budget)
+        fits = table.append(count)
+        assert fits, f"{sequence} was placed and does not fit"
+        self._take(sequence, count)
+        return True
+
+    def _place(self, sequence: Sequence, spare: int) -> BlockTable | None:
+        """A table with all that ``sequence`` has computed already, found or swapped in."""
+        if sequence.host_blocks is not None:
+            table = self.memory.empty_table()
+        else:
+            table = self.memory.table(sequence.token_ids, sequence.request.salt)
+        needed = table.blocks_to_append(sequence.num_tokens - table.num_tokens)
+        if needed + spare > self.memory.pool.num_free:
+            table.release()
+            return None
+        if sequence.host_blocks is not None:
+            table.append(sequence.num_computed)
+            self.memory.host.swap_in(sequence.host_blocks, table.blocks)
+            sequence.host_blocks = None
+        else:
+            sequence.num_computed = table.num_tokens
+            if sequence.num_cached_tokens is None:  # admitted for the first time
+                sequence.num_cached_tokens = table.num_tokens
+                self.memory.prefix_cache.hits.add(sequence.num_tokens, table.num_tokens)
+        return table
+
+    # -- making room -----------------------------------------------------------------------------
+
+    def _displace_for(self, sequence: Sequence) -> None:
+        """If something strictly less urgent runs, one of that has to go: ``sequence`` is next."""
+        running = least_urgent(self.running, self.waiting)
+        if running and self.waiting.urgency(sequence) < self.waiting.urgency(running[0]):
+            self._preempt(choose(self.victim_policy, running))
+
+    def _preempt(self, victim: Sequence) -> None:
+        """``victim`` gives its blocks back, and its part of this step; it keeps its tokens."""
+        self._budget += self._planned.pop(victim, 0)
+        table, computed = _table(victim), victim.num_computed
+        table.truncate(computed)
+        host_blocks = self.memory.swap_out(table)
+        self._send_back(victim)
+        if host_blocks:
+            victim.host_blocks, victim.num_computed = host_blocks, computed
+        victim.num_preemptions += 1
+        self._preempted.append(victim)
+
+    def _send_back(self, sequence: Sequence) -> None:
+        """From the running to the waiting, without K and V."""
+        self.running.remove(sequence)
+        _table(sequence).release()
+        sequence.table, sequence.num_computed = None, 0
+        self.waiting.add(sequence)
+
+    # -- small steps -----------------------------------------------------------------------------
+
+    def _take(self, sequence: Sequence, count: int) -> None:
+        self._planned[sequence] = count
+        self._budget -= count
+
+    def _make_plan(self) -> StepPlan:
+        outs, ins = self.memory.host.take()
+        self._in_flight = StepPlan(
+            number=self._num_steps,
+            token_budget=self.limits.token_budget,
+            scheduled=tuple(planned(s, count) for s, count in self._planned.items()),
+            copies=tuple(self.memory.copies.take()),
+            swap_out=outs,
+            swap_in=ins,
+            preempted=tuple(sequence.name for sequence in self._preempted),
+        )
+        return self._in_flight
+
+    def _come_back(self, plan: StepPlan) -> None:
+        assert plan is self._in_flight, f"{plan} is not the step that was planned last"
+        self._in_flight = None
+        self.memory.launched()
+
+    def _computed(self, sequence: Sequence, num_tokens: int) -> None:
+        """The K and V of the first ``num_tokens`` tokens have been written."""
+        sequence.num_computed = num_tokens
+        sequence.num_ever_computed = max(sequence.num_ever_computed, num_tokens)
+        self.memory.prefix_cache.insert(
+            _table(sequence), sequence.token_ids, num_tokens, sequence.request.salt
+        )
+
+    def _forks(self, sequence: Sequence, count: int) -> Iterable[Sequence]:
+        """``count`` more answers on the same blocks; they run from now on, right behind it."""
+        forks = [sequence.fork(self._next_id(), index) for index in range(1, count + 1)]
+        place = self.running.index(sequence) + 1
+        self.running[place:place] = forks
+        sequence.to_fork = 0
+        return forks
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Without a token; answers that were to be forked end with it."""
+        sequence.finish_reason = reason
+        for index in range(sequence.index, sequence.index + sequence.num_seats):
+            self._ended.append(
+                SequenceOutput(
+                    sequence.request.request_id,
+                    sequence.request.name(index),
+                    index,
+                    None,
+                    sequence.num_output_tokens,
+                    sequence.num_cached_tokens or 0,
+                    reason,
+                )
+            )
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        _table(sequence).release()
+        sequence.table = None
+
+    def _drop_host_blocks(self, sequence: Sequence) -> None:
+        if sequence.host_blocks is not None:
+            self.memory.host.drop(sequence.host_blocks)
+            sequence.host_blocks, sequence.num_computed = None, 0
+
+    def _next_id(self) -> int:
+        self._num_sequences += 1
+        return self._num_sequences
+
+
+def _table(sequence: Sequence) -> BlockTable:
+    assert sequence.table is not None, f"{sequence} has no table: it does not run"
+    return sequence.table
+
+
+def _chosen(sequence: Sequence, token_id: int) -> SequenceOutput:
+    sequence.append(token_id)
+    return SequenceOutput(
+        sequence.request.request_id,
+        sequence.name,
+        sequence.index,
+        token_id,
+        sequence.num_output_tokens,
+        sequence.num_cached_tokens or 0,
+        sequence.finish_reason,
+    )

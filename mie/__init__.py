@@ -1,25 +1,32 @@
-"""Mini Inference Engine: ``LLM`` is the whole public surface so far.
+"""Mini Inference Engine: three names are the whole public surface.
 
-    from mie import LLM
-    print(LLM().generate("The capital of France is", max_tokens=8).text)
+    from mie import LLM, SamplingParams
+    print(LLM().generate("The capital of France is", SamplingParams(max_tokens=8)).text)
 
-Invariant: importing ``mie`` is cheap. Torch comes in when ``LLM`` is first asked for.
+``EngineConfig`` has the settings. Invariant: importing ``mie`` is cheap. Torch comes in when
+``LLM`` is first asked for.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mie.config import EngineConfig
     from mie.engine.llm import LLM
+    from mie.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "__version__"]
+__all__ = ["LLM", "EngineConfig", "SamplingParams", "__version__"]
+_WHERE = {
+    "LLM": "mie.engine.llm",
+    "EngineConfig": "mie.config",
+    "SamplingParams": "mie.sampling_params",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LLM":
-        from mie.engine.llm import LLM
-
-        return LLM
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'mie' has no attribute {name!r}")

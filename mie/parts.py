@@ -21,13 +21,21 @@ DEFAULTS: dict[str, str] = {
     "block_pool": "mie.memory.block_pool:BlockPool",
     "block_table": "mie.memory.block_table:BlockTable",
     "prefix_cache": "mie.memory.prefix_cache:HashPrefixCache",
+    "scheduler": "mie.scheduling.scheduler:Scheduler",
+    "queue": "mie.scheduling.queue:FirstComeFirstServed",
+    "victim_policy": "mie.scheduling.policy:last_admitted",
 }
 
 
 def default(name: str) -> Any:
     """The class or function that the engine uses for part ``name`` unless told otherwise."""
     _refuse_unknown([name])
-    module, _, attribute = DEFAULTS[name].partition(":")
+    return load(DEFAULTS[name])
+
+
+def load(where: str) -> Any:
+    """The class or function that ``module:attribute`` names."""
+    module, _, attribute = where.partition(":")
     return getattr(import_module(module), attribute)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from mie.errors import RequestError
 
@@ -53,7 +52,8 @@ class SamplingParams:
         return Draw(temperature, self.seed or 0, position, index)
 
 
-class Draw(NamedTuple):
+@dataclass(frozen=True)
+class Draw:
     """One token to choose: the noise depends on these numbers, and on nothing that runs beside."""
 
     temperature: float  # 0: the most likely token

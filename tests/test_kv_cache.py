@@ -20,14 +20,14 @@ from mie.memory.block_pool import BlockPool, blocks_needed
 from mie.memory.block_table import BlockTable
 from mie.model.decoder import Decoder
 from mie.ops import reference
-from mie.ops.dispatch import Ops
+from mie.ops.dispatch import Ops, for_device
 
 SCALE = 0.5
 NAN = float("nan")
 
 
-def poisoned(num_blocks: int, block_size: int) -> PagedKVCache:
-    cache = PagedKVCache(config(), num_blocks, block_size)
+def poisoned(num_blocks: int, block_size: int, ops: Ops | None = None) -> PagedKVCache:
+    cache = PagedKVCache(config(), num_blocks, block_size, ops=ops)
     cache.kv_L2NBGD.fill_(NAN)
     return cache
 
@@ -146,6 +146,78 @@ def test_the_decoders_own_attention_runs_on_what_was_gathered():
     q, k, v = (torch.zeros(3, heads, D, dtype=torch.bfloat16) for heads in (H, G, G))
     step.attend(0, q, k, v, SCALE)
     assert calls == [(1, 3, 3), (2, 2, 2)]
+
+
+# -- padding, and decodes computed together -------------------------------------------------------
+
+
+def qkv(tokens: int, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(tokens, heads, D, generator=generator) for heads in (H, G, G)]
+
+
+@pytest.mark.parametrize("ops", [Ops(), for_device("cpu")], ids=["reference", "fused"])
+@pytest.mark.parametrize("num_padding", [1, 3])
+def test_padding_goes_to_scratch_sees_nothing_and_changes_nobody(ops, num_padding):
+    sequences = [SequenceStep([2, 1], [2], 3), SequenceStep([3], [6, 7], 2)]
+    results = []
+    for padding in (0, num_padding):
+        cache = poisoned(4, 2, ops)
+        cache.kv_L2NBGD[:, :, 2] = 0.5  # the two tokens that came before
+        for layer in range(LAYERS):
+            q, k, v = (part[: 3 + padding] for part in qkv(3 + num_padding, seed=layer))
+            out = cache.step(sequences, padding).attend(layer, q, k, v, SCALE)
+        assert not out[3:].any() and len(out) == 3 + padding
+        scratch = cache.kv_L2NBGD[:, :, 0]
+        assert scratch[:, :, 0].isnan().all().item() == (padding == 0)
+        assert scratch[:, :, 1].isnan().all(), "padding beyond slot 0"
+        results.append((out[:3], cache.kv_L2NBGD[:, :, 1:].nan_to_num(7.0)))
+    for without, padded in zip(*results, strict=True):
+        assert torch.equal(without, padded)
+
+
+@given(data=st.data(), block_size=st.sampled_from([1, 3, 16]), seed=st.integers(0, 999))
+def test_decodes_and_chunks_in_any_order_equal_each_sequence_alone(data, block_size, seed):
+    """With the fused operations, whose decodes leave the flat batch and come back to their rows."""
+    before = data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=5), "context")
+    new = [data.draw(st.sampled_from([1, 1, 1, 4]), "new tokens") for _ in before]
+    padding = data.draw(st.integers(0, 2), "padding")
+    spans = list(zip(before, new, strict=True))
+    needed = [blocks_needed(old + more, block_size) for old, more in spans]
+    free = list(range(sum(needed), 0, -1))
+    texts = []
+    for index, (old, more) in enumerate(spans):
+        blocks = [free.pop() for _ in range(needed[index])]
+        texts.append(Text(old + more, seed=seed + index, blocks=blocks))
+    fused, plain = (
+        poisoned(sum(needed) + 1, block_size, ops) for ops in (for_device("cpu"), Ops())
+    )
+    if started := [(text, old) for text, (old, _) in zip(texts, spans, strict=True) if old]:
+        run_step(plain, started)
+        fused.kv_L2NBGD.copy_(plain.kv_L2NBGD)
+    sequences = [
+        text.sequence_step(more, block_size) for text, more in zip(texts, new, strict=True)
+    ]
+    steps = [cache.step(sequences, padding) for cache in (fused, plain)]
+    for layer in range(LAYERS):
+        rows = [text.new(layer, more) for text, more in zip(texts, new, strict=True)]
+        rows.append(qkv(padding, seed))
+        q, k, v = (torch.cat(part) for part in zip(*rows, strict=True))
+        got, expected = (step.attend(layer, q, k, v, SCALE) for step in steps)
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_readers_attention_computes_every_sequence_of_a_fast_engine():
+    calls = []
+
+    def mine(q_THD, k_SGD, v_SGD, scale):
+        calls.append((len(q_THD), len(k_SGD)))
+        return reference.attention(q_THD, k_SGD, v_SGD, scale)
+
+    cache = poisoned(4, 2, for_device("cpu", {"attention": mine}))
+    step = cache.step([SequenceStep([1], [2], 1), SequenceStep([2], [4], 1)])
+    step.attend(0, *qkv(2, seed=0), SCALE)
+    assert calls == [(1, 1), (1, 1)]
 
 
 # -- copies -------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from mie.model.decoder import Decoder
 from mie.model.layers import DecoderLayer, RMSNorm
@@ -46,14 +46,14 @@ class PlainLoop:
     def step(self, token_ids_BT: Tensor) -> Tensor:
         """Put T tokens of each sequence behind those before; the most likely next one of each."""
         decoder, start, end = self.decoder, self.length, self.length + token_ids_BT.shape[1]
-        x_BTE = F.embedding(token_ids_BT, decoder.embedding.weight)
+        x_BTE = functional.embedding(token_ids_BT, decoder.embedding.weight)
         angles = self.cos_S1D[start:end], self.sin_S1D[start:end]
         for layer, kv_2BGSD in zip(decoder.layers, self.kv_L2BGSD, strict=True):
             x_BTE = self._layer(layer, x_BTE, angles, kv_2BGSD)
         self.length = end
         head = decoder.embedding if decoder.lm_head is None else decoder.lm_head
         hidden_BE = _norm(decoder.final_norm, x_BTE[:, -1])
-        return F.linear(hidden_BE, head.weight).argmax(dim=-1)
+        return functional.linear(hidden_BE, head.weight).argmax(dim=-1)
 
     def generate(self, prompts_BT: Tensor, num_new: int) -> Tensor:
         """``num_new`` tokens after each prompt: shape (B, num_new)."""
@@ -68,7 +68,7 @@ class PlainLoop:
         H, G, D, part, mlp = self.H, self.G, self.D, layer.attention, layer.mlp
         B, T, _ = x_BTE.shape
         normed = _norm(layer.attention_norm, x_BTE)
-        qkv = F.linear(normed, part.qkv.weight, part.qkv.bias).view(B, T, H + 2 * G, D)
+        qkv = functional.linear(normed, part.qkv.weight, part.qkv.bias).view(B, T, H + 2 * G, D)
         qk, v_BTGD = qkv.split((H + G, G), dim=2)
         if part.q_norm is not None and part.k_norm is not None:
             q, k = qk.split((H, G), dim=2)
@@ -79,20 +79,20 @@ class PlainLoop:
         kv_2BGSD[0, :, :, self.length : self.length + T] = k_BGTD
         kv_2BGSD[1, :, :, self.length : self.length + T] = v_BTGD.transpose(1, 2)
         out_BTE = self._attention(q_BHTD, *kv_2BGSD[:, :, :, : self.length + T])
-        x_BTE = x_BTE + F.linear(out_BTE, part.output.weight, part.output.bias)
+        x_BTE = x_BTE + functional.linear(out_BTE, part.output.weight, part.output.bias)
         normed = _norm(layer.mlp_norm, x_BTE)
-        gate, up = F.linear(normed, mlp.gate_up.weight, mlp.gate_up.bias).chunk(2, dim=-1)
-        return x_BTE + F.linear(F.silu(gate) * up, mlp.down.weight, mlp.down.bias)
+        gate, up = functional.linear(normed, mlp.gate_up.weight, mlp.gate_up.bias).chunk(2, dim=-1)
+        return x_BTE + functional.linear(functional.silu(gate) * up, mlp.down.weight, mlp.down.bias)
 
     def _attention(self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
         B, H, T, D = q_BHTD.shape
         if T > 1:
-            assert T == k_BGSD.shape[2], "several tokens come first, and all at once"
+            assert k_BGSD.shape[2] == T, "several tokens come first, and all at once"
         elif q_BHTD.dtype != torch.float32:
             # For one query, torch's grouped attention in bfloat16 takes five times as long on a
             # CPU without such products as the heads of a group as rows.
             q_BHTD = q_BHTD.reshape(B, self.G, H // self.G, D)
-        out = F.scaled_dot_product_attention(
+        out = functional.scaled_dot_product_attention(
             q_BHTD, k_BGSD, v_BGSD, is_causal=T > 1, scale=self.scale,
             enable_gqa=q_BHTD.shape[1] != self.G,
         )  # fmt: skip
@@ -100,4 +100,4 @@ class PlainLoop:
 
 
 def _norm(norm: RMSNorm, x: Tensor) -> Tensor:
-    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+    return functional.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)

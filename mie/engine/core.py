@@ -39,6 +39,10 @@ class EngineCore:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
+    def check(self, request: Request) -> None:
+        """Raise what ``add`` would raise, and queue nothing."""
+        self.scheduler.check(request)
+
     def add(self, request: Request) -> None:
         """Queue a request. Raises at once, with nothing changed, if it can never be served."""
         self.scheduler.add(request)

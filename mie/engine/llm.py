@@ -1,221 +1,297 @@
-"""A model that talks: weights, text and the loop put together.
+"""A model that talks: weights, text and the engine put together.
 
-Invariant: a request is refused before anything is computed for it, or it runs to exactly one finish
-reason: ``stop`` (the model said that it is done) or ``length`` (it reached a limit).
+Invariant: a request is refused before anything is computed for it, or each of its answers runs to
+exactly one finish reason. All that is asked of one ``LLM`` shares its steps: the prompts of one
+``generate``, and streams that are open at the same time.
 """
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from typing import Any, overload
 
 from mie import parts as all_parts
-from mie.engine.paged import KVMemory, choose_num_blocks, greedy_paged
-from mie.errors import ConfigError, ContextLengthError, EmptyPromptError, RequestError
+from mie.config import EngineConfig
+from mie.engine.assemble import ENGINE_PARTS, Engine, assemble
+from mie.engine.outputs import AnswerBuilder, Piece, RequestOutput
+from mie.engine.place import DTYPES, auto_dtype, choose_device
+from mie.engine.progress import progress_bar
+from mie.errors import ConfigError, RequestError
 from mie.model import hub
 from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
 from mie.model.gguf import GGUFFile
 from mie.model.open import open_checkpoint
 from mie.model.weights import load_weights, num_parameters
-from mie.ops.dispatch import Ops
-from mie.text.detokenizer import Detokenizer
+from mie.ops.dispatch import for_device
+from mie.request import Request
+from mie.sampling_params import MAX_SEED, SamplingParams
+from mie.scheduling.plan import SequenceOutput
+from mie.scheduling.trace import Trace
 from mie.text.tokenizer import Tokenizer
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MEMORY_PARTS = ("block_pool", "block_table", "prefix_cache")
-FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What one step adds: a token, the text that became certain with it, and perhaps the end.
-
-    ``num_cached_tokens``: how much of the prompt was in memory already; the same in every piece.
-    """
-
-    text: str
-    token_id: int
-    finish_reason: FinishReason | None = None
-    num_cached_tokens: int = 0
-
-
-@dataclass
-class Completion:
-    """A whole answer. ``token_ids`` include the token that ended it; ``text`` does not.
-
-    ``num_cached_tokens`` of the prompt were in memory already and have not been computed.
-    """
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    finish_reason: FinishReason | None = None
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-
-    @property
-    def decode_tokens_per_second(self) -> float:
-        """Every token after the first, over the time that they took; 0 when there are none."""
-        steps = len(self.token_ids) - 1
-        return steps / self.decode_seconds if steps > 0 else 0.0
+Prompt = str | Sequence[int]  # a text, or token ids
 
 
 class LLM:
-    """A loaded model with its tokenizer.
+    """A loaded model with its tokenizer, and an engine that serves it.
 
-    ``model`` is ``smollm2-135m``, a folder, a ``.gguf`` file or a Hugging Face id. ``device`` is
-    by default a CUDA device where there is one; for the default of ``dtype`` see ``auto_dtype``.
-    ``parts`` replaces parts of the engine by name: see ``mie.parts``.
+    ``model`` is ``smollm2-135m``, a folder, a ``.gguf`` file or a Hugging Face id. Settings are
+    those of ``EngineConfig``: in ``config``, or by name (``LLM(num_blocks=100)``). ``parts``
+    replaces parts of the engine by name: see ``mie.parts``.
 
-    K and V lie in ``num_blocks`` blocks of ``block_size`` tokens, one of them scratch; for the
-    default see ``choose_num_blocks``. All answers share them, those of earlier prompts too as long
-    as nobody else needs the room; ``parts={"prefix_cache": NoPrefixCache}`` keeps none of them.
+    All answers share the blocks, those of earlier prompts too as long as nobody else needs the
+    room; ``prefix_cache="off"`` keeps none of them.
     """
 
     def __init__(
         self,
         model: str | Path = hub.DEFAULT_MODEL,
+        config: EngineConfig | None = None,
         *,
-        dtype: str = "auto",
-        device: str = "auto",
-        num_blocks: int | None = None,
-        block_size: int = 16,
         parts: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> None:
+        self.engine_config = EngineConfig.of(config, settings)
         chosen = all_parts.choose(parts)
-        place = _device(device)
-        if dtype not in ("auto", *DTYPES):
-            raise ConfigError(f"no dtype called {dtype!r}; there are auto, {', '.join(DTYPES)}")
-        if block_size < 1 or (num_blocks is not None and num_blocks < 2):
-            raise ConfigError(
-                f"num_blocks is {num_blocks} and block_size {block_size}; at least 2, one of them "
-                "scratch, and 1 are needed"
-            )
+        device = choose_device(self.engine_config.device)
         self.path = hub.resolve(model)
         self.tokenizer = Tokenizer.load(self.path)
-        checkpoint = open_checkpoint(self.path, chosen.pop("safetensors_reader"))
+        checkpoint = open_checkpoint(self.path, chosen["safetensors_reader"])
         if isinstance(checkpoint, GGUFFile):
             self.config = ModelConfig.from_dict(checkpoint.hf_config())
         else:
             self.config = ModelConfig.from_folder(self.path)
-        number = DTYPES.get(dtype) or auto_dtype(place, num_parameters(self.config))
-        memory_parts = {name: chosen.pop(name) for name in MEMORY_PARTS}
-        self.decoder = Decoder(self.config, number, place, Ops(**chosen))
+        dtype = DTYPES.get(self.engine_config.dtype)
+        self.engine_config.limits(self.config.max_position_embeddings)  # refused before loading
+        ops = {name: part for name, part in (parts or {}).items() if name in OPS}
+        self.decoder = Decoder(
+            self.config,
+            dtype or auto_dtype(device, num_parameters(self.config)),
+            device,
+            for_device(device, ops, fast=self.engine_config.fast_ops),
+        )
         load_weights(self.decoder, checkpoint)
-        num_blocks = choose_num_blocks(self.config, number, place, block_size, num_blocks)
-        self.memory = KVMemory(self.decoder, num_blocks, block_size, **memory_parts)
+        self._parts = dict(parts or {})
+        self._start_engine()
+
+    def with_settings(self, *, parts: Mapping[str, Any] | None = None, **settings: Any) -> LLM:
+        """The same weights and tokenizer with an engine of its own: other settings, other parts.
+
+        Raises ConfigError for what belongs to the loaded weights: ``dtype``, ``device``,
+        ``fast_ops`` and the operations.
+        """
+        if fixed := sorted({"dtype", "device", "fast_ops"} & {*settings}):
+            raise ConfigError(f"{fixed[0]} belongs to the loaded model: make another LLM")
+        all_parts.choose(parts)
+        if fixed := sorted({*(parts or {})} - {*ENGINE_PARTS}):
+            raise ConfigError(f"part {fixed[0]} belongs to the loaded model: make another LLM")
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.engine_config = EngineConfig.of(self.engine_config, settings)
+        twin._parts = {**self._parts, **(parts or {})}
+        twin._start_engine()
+        return twin
+
+    def _start_engine(self) -> None:
+        self.engine: Engine = assemble(self.decoder, self.engine_config, self._parts)
+        self.memory = self.engine.memory
+        self._num_requests = 0
+        self._inboxes: dict[str, deque[SequenceOutput]] = {}
+
+    @property
+    def trace(self) -> Trace:
+        """What every step did: see ``mie.scheduling.trace``."""
+        return self.engine.core.trace
 
     @property
     def max_context(self) -> int:
         """How many tokens a prompt and its answer may have: what the model reads, or what the
         memory holds and one more, since the last token of an answer needs no K and V."""
-        return min(self.config.max_position_embeddings, self.memory.num_tokens + 1)
+        limits = self.engine.core.scheduler.limits
+        return min(limits.max_model_len, self.memory.num_tokens + 1)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The tokens that ask the model to answer ``messages``, by its own chat template."""
         return self.tokenizer.encode_chat(messages)
 
+    # -- asking ----------------------------------------------------------------------------------
+
     def stream(
-        self, prompt: str | Sequence[int], max_tokens: int | None = None, salt: str = ""
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        salt: str = "",
+        priority: int = 0,
     ) -> Iterator[Piece]:
-        """The answer, token by token, each the most likely one.
+        """The answer, token by token, by default each the most likely one, as far as there is room.
 
         ``prompt`` is token ids, or text, to which only what the tokenizer begins every text with is
-        added. ``max_tokens`` bounds the answer, and ``None`` lets it fill the context. What was
-        computed for prompts of another ``salt`` is not used. Raises
-        EmptyPromptError, ContextLengthError or RequestError at once, not at the first token; and
-        OutOfBlocksError at any token, if other streams that are still open hold the memory.
+        added. What was computed for prompts of another ``salt`` is not used; a smaller ``priority``
+        goes first where the engine's policy is ``priority``. Each piece takes as many steps as it
+        needs; other streams that are open come forward in them too. Closing the iterator ends the
+        request. Raises EmptyPromptError, ContextLengthError or RequestError at once, not at the
+        first token.
         """
-        return self._pieces(self._checked(prompt, max_tokens), max_tokens, salt)
+        sampling = sampling_params or SamplingParams(max_tokens=max_tokens)
+        if sampling_params is not None and max_tokens is not None:
+            raise RequestError(_both(sampling_params.max_tokens, max_tokens))
+        return self._pieces(self._request(prompt, sampling, salt, priority))
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is also a sequence of texts
+        self,
+        prompts: str | Sequence[int],
+        sampling_params: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        salt: str = "",
+        priority: int = 0,
+        progress: bool | None = None,
+    ) -> RequestOutput: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        max_tokens: int | None = None,
+        salt: str = "",
+        priority: int = 0,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]: ...
 
     def generate(
-        self, prompt: str | Sequence[int], max_tokens: int | None = 256, salt: str = ""
-    ) -> Completion:
-        """The whole answer, with what it took. Arguments and errors as in ``stream``."""
-        token_ids = self._checked(prompt, max_tokens)
-        answer = Completion(num_prompt_tokens=len(token_ids))
-        start = time.perf_counter()
-        for piece in self._pieces(token_ids, max_tokens, salt):
-            if not answer.token_ids:
-                answer.prefill_seconds = time.perf_counter() - start
-            answer.text += piece.text
-            answer.token_ids.append(piece.token_id)
-            answer.num_cached_tokens = piece.num_cached_tokens
-            answer.finish_reason = piece.finish_reason
-        answer.decode_seconds = time.perf_counter() - start - answer.prefill_seconds
-        return answer
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        max_tokens: int | None = None,
+        salt: str = "",
+        priority: int = 0,
+        progress: bool | None = None,
+    ) -> RequestOutput | list[RequestOutput]:
+        """Whole answers: one for a prompt, a list in the same order for a list of prompts.
 
-    def _checked(self, prompt: str | Sequence[int], max_tokens: int | None) -> list[int]:
+        ``sampling_params`` are for all prompts, or one for each; ``max_tokens`` alone is short for
+        them. All prompts are checked before any is begun: errors as in ``stream``. ``progress``
+        shows a bar on standard error; None: if there are several prompts and somebody looks.
+        """
+        single = isinstance(prompts, str) or not prompts or isinstance(prompts[0], int)
+        several = [prompts] if single else list(prompts)
+        params = _for_each(sampling_params, max_tokens, len(several))
+        requests = [
+            self._request(prompt, sampling, salt, priority)
+            for prompt, sampling in zip(several, params, strict=True)
+        ]
+        answers = self._answers(requests, progress)
+        return answers[0] if single else answers
+
+    # -- running ---------------------------------------------------------------------------------
+
+    def _request(
+        self, prompt: Prompt, sampling: SamplingParams, salt: str, priority: int
+    ) -> Request:
+        """A request that the engine can serve, with a seed."""
         tokenizer = self.tokenizer
         token_ids = tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
-        limit, size = self.config.max_position_embeddings, self.config.vocab_size
-        pool = self.memory.pool
-        if not token_ids:
-            raise EmptyPromptError("the prompt has no tokens")
-        if len(token_ids) >= limit:
-            raise ContextLengthError(
-                f"the prompt has {len(token_ids)} tokens; the model reads {limit}, answer included"
-            )
-        if len(token_ids) >= self.max_context:
-            raise ContextLengthError(
-                f"the prompt has {len(token_ids)} tokens; the K/V memory has room for "
-                f"{self.max_context}, answer included: shorten the prompt, or load the model with "
-                f"more blocks of {pool.block_size} than num_blocks={pool.num_blocks}"
-            )
+        size = self.config.vocab_size
         if strange := [token for token in token_ids if not 0 <= token < size]:
             raise RequestError(f"token {strange[0]} is outside the vocabulary of {size}")
-        if max_tokens is not None and max_tokens < 1:
-            raise RequestError(f"max_tokens is {max_tokens}; it must be at least 1")
-        return token_ids
+        self._num_requests += 1
+        if sampling.seed is None:
+            seed = (self.engine_config.seed + self._num_requests) % (MAX_SEED + 1)
+            sampling = replace(sampling, seed=seed)
+        request = Request(
+            str(self._num_requests),
+            tuple(token_ids),
+            sampling,
+            frozenset(tokenizer.eos_ids),
+            priority,
+            salt,
+        )
+        self.engine.core.check(request)
+        return request
 
-    def _pieces(self, token_ids: list[int], max_tokens: int | None, salt: str) -> Iterator[Piece]:
-        room = self.max_context - len(token_ids)
-        max_tokens = room if max_tokens is None else min(max_tokens, room)
-        detokenizer = Detokenizer(self.tokenizer)
-        with self.memory.table(token_ids, salt) as table:
-            cached = table.num_tokens
-            tokens = greedy_paged(self.decoder, self.memory, table, token_ids, salt)
-            for count, token in enumerate(tokens, start=1):
-                if token in self.tokenizer.eos_ids:
-                    last = Piece(detokenizer.flush(), token, "stop", cached)
-                    break
-                text = detokenizer.push(token)
-                if count == max_tokens:
-                    last = Piece(text + detokenizer.flush(), token, "length", cached)
-                    break
-                yield Piece(text, token, None, cached)
+    def _pieces(self, request: Request) -> Iterator[Piece]:
+        builder = AnswerBuilder(request, self.tokenizer)
+        last: Piece | None = None
+        try:
+            inbox = self._submit([request])
+            while not builder.result.is_finished:
+                if last is not None:
+                    yield last
+                last = builder.push(self._next(inbox))
+        finally:
+            self._forget([request])
+        assert last is not None
         yield last  # the blocks have gone back: nobody may ask for anything after this
 
+    def _answers(self, requests: list[Request], progress: bool | None) -> list[RequestOutput]:
+        builders = {r.request_id: AnswerBuilder(r, self.tokenizer) for r in requests}
+        num_open = len(builders)
+        try:
+            inbox = self._submit(requests)
+            with progress_bar(num_open, progress) as tell:
+                while num_open:
+                    output = self._next(inbox)
+                    builder = builders[output.request_id]
+                    builder.push(output)
+                    finished = builder.result.is_finished
+                    num_open -= finished
+                    tell(finished, output.token_id is not None)
+        finally:
+            self._forget(requests)
+        return [builder.result for builder in builders.values()]
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cpu":
-        return torch.device("cpu")
-    kind, _, number = name.partition(":")
-    if kind != "cuda" or not (number or "0").isdecimal():
-        raise ConfigError(f"no device called {name!r}; there are auto, cpu, cuda, cuda:1, …")
-    if int(number or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device {name!r} was asked for, and torch {torch.__version__} sees "
-            f"{torch.cuda.device_count()} CUDA devices"
-        )
-    return torch.device(name)
+    def _submit(self, requests: Sequence[Request]) -> deque[SequenceOutput]:
+        """Queue the requests; what comes of them arrives in one inbox."""
+        inbox: deque[SequenceOutput] = deque()
+        for request in requests:
+            self._inboxes[request.request_id] = inbox
+            self.engine.core.add(request)
+        return inbox
+
+    def _next(self, inbox: deque[SequenceOutput]) -> SequenceOutput:
+        """Take steps until something has arrived, for others on the way as well."""
+        while not inbox:
+            for output in self.engine.core.step():
+                if output.request_id in self._inboxes:
+                    self._inboxes[output.request_id].append(output)
+        return inbox.popleft()
+
+    def _forget(self, requests: Sequence[Request]) -> None:
+        """Nobody wants more of the requests. Those that have ended are not touched by this."""
+        for request in requests:
+            self._inboxes.pop(request.request_id, None)
+            self.engine.core.abort(request.request_id)
 
 
-def auto_dtype(device: torch.device, num_parameters: int) -> torch.dtype:
-    """bfloat16 for models of a billion parameters or more on a CUDA device, float32 elsewhere.
+OPS = ("rms_norm", "rope", "swiglu", "attention")
 
-    Half the bytes are worth a lot where a step waits for them. A small model has few, and its best
-    two tokens are often nearer than bfloat16 can tell: asked for the capital of France, SmolLM2
-    prefers its first token to the second by 0.1 at 25, where two bfloat16 are 0.125 apart.
-    """
-    large = num_parameters >= 1_000_000_000
-    return torch.bfloat16 if large and device.type == "cuda" else torch.float32
+
+def _for_each(
+    given: SamplingParams | Sequence[SamplingParams] | None, max_tokens: int | None, count: int
+) -> list[SamplingParams]:
+    """Sampling parameters for each of ``count`` prompts."""
+    if given is None:
+        shared = SamplingParams() if max_tokens is None else SamplingParams(max_tokens=max_tokens)
+        return [shared] * count
+    if max_tokens is not None:
+        first = given if isinstance(given, SamplingParams) else given[0]
+        raise RequestError(_both(first.max_tokens, max_tokens))
+    if isinstance(given, SamplingParams):
+        return [given] * count
+    if len(given) != count:
+        raise RequestError(f"{len(given)} sampling_params for {count} prompts")
+    return list(given)
+
+
+def _both(in_params: int | None, beside: int) -> str:
+    return f"max_tokens is {in_params} in sampling_params and {beside} beside them: give one"

@@ -15,23 +15,19 @@ the model, and ``blocks_needed(P + N - 1)`` blocks, of which C / block_size may 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-
-import torch
+from collections.abc import Callable, Iterable, Iterator
 
 from mie.engine.plain import next_token
-from mie.errors import ConfigError, OutOfBlocksError
+from mie.errors import OutOfBlocksError
 from mie.execution.kv_cache import PagedKVCache, PagedStep, SequenceStep
-from mie.machine import memory_bytes
-from mie.memory.block_copies import BlockCopies
-from mie.memory.block_pool import BlockPool, blocks_needed
+from mie.memory.block_pool import BlockPool
 from mie.memory.block_table import BlockTable
+from mie.memory.manager import BlockManager
 from mie.memory.prefix_cache import HashPrefixCache, PrefixCache
-from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
 
 
-class KVMemory:
+class KVMemory(BlockManager):
     """All blocks of one decoder: who owns them (integers) and what is in them (tensors)."""
 
     def __init__(
@@ -39,28 +35,21 @@ class KVMemory:
         decoder: Decoder,
         num_blocks: int,
         block_size: int = 16,
+        num_host_blocks: int = 0,
         *,
         block_pool: Callable[[int, int], BlockPool] = BlockPool,
         block_table: Callable[..., BlockTable] = BlockTable,
         prefix_cache: Callable[[BlockPool], PrefixCache] = HashPrefixCache,
     ) -> None:
-        self.pool = block_pool(num_blocks, block_size)
-        self.copies = BlockCopies(self.pool)
-        self.prefix_cache = prefix_cache(self.pool)
+        super().__init__(
+            num_blocks,
+            block_size,
+            num_host_blocks,
+            block_pool=block_pool,
+            block_table=block_table,
+            prefix_cache=prefix_cache,
+        )
         self.cache = PagedKVCache.for_decoder(decoder, num_blocks, block_size)
-        self._new_table = block_table
-
-    @property
-    def num_tokens(self) -> int:
-        """How many tokens all blocks together hold."""
-        return (self.pool.num_blocks - 1) * self.pool.block_size
-
-    def table(self, prompt: Sequence[int], salt: str = "") -> BlockTable:
-        """A table with the blocks that hold the known beginning of ``prompt``."""
-        blocks = self.prefix_cache.match(prompt, salt)
-        table = self._new_table(self.pool, self.copies, blocks)
-        self.prefix_cache.hits.add(len(prompt), table.num_tokens)
-        return table
 
     def step(self, table: BlockTable, num_new: int) -> PagedStep:
         """Slots for ``num_new`` more tokens of ``table``, and the cache for their step.
@@ -94,6 +83,7 @@ def greedy_paged(
     caller gives it back. Raises OutOfBlocksError when another token does not fit.
     """
     tokens = list(prompt)
+    memory.prefix_cache.hits.add(len(tokens), table.num_tokens)  # once a request
     while True:
         position = table.num_tokens
         new = tokens[position:]
@@ -101,37 +91,3 @@ def greedy_paged(
         memory.prefix_cache.insert(table, tokens, table.num_tokens, salt)
         yield token
         tokens.append(token)
-
-
-def choose_num_blocks(
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    block_size: int,
-    num_blocks: int | None,
-) -> int:
-    """``num_blocks`` if the device has memory for it. By default one whole context, and scratch, or
-    what half of the device's memory holds if that is less.
-
-    Raises ConfigError for more than the device has.
-    """
-    block_bytes = config.kv_bytes_per_token(dtype) * block_size
-    memory = device_memory(device)
-    if num_blocks is None:
-        num_blocks = 1 + blocks_needed(config.max_position_embeddings, block_size)
-        if memory is not None:
-            num_blocks = max(2, min(num_blocks, memory // 2 // block_bytes))
-    elif memory is not None and num_blocks * block_bytes > memory:
-        raise ConfigError(
-            f"{num_blocks} blocks of {block_size} tokens take {num_blocks * block_bytes:,} bytes; "
-            f"{device} has {memory:,}"
-        )
-    return num_blocks
-
-
-def device_memory(device: torch.device) -> int | None:
-    """Bytes that are free on a CUDA device. Of a CPU, all that it has: what is free changes with
-    every file that is read, and a limit on prompts should not. None if nobody knows."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return memory_bytes()

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 # Padding that one group of decodes may carry, in tokens. To read so many costs about what the
 # calls of one more group cost.
@@ -31,7 +31,7 @@ MOST_GATHERED = 8192
 
 def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
     """As ``reference.rms_norm``: torch has it, and computes it in float32 too."""
-    return F.rms_norm(x_TE, weight_E.shape, weight_E, eps)
+    return functional.rms_norm(x_TE, weight_E.shape, weight_E, eps)
 
 
 def rope(x_THD: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def rope(x_THD: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
 
 def swiglu(gate_TF: Tensor, up_TF: Tensor) -> Tensor:
     """As ``reference.swiglu``. Below float32 the gate is rounded once more before the product."""
-    return F.silu(gate_TF).mul_(up_TF)
+    return functional.silu(gate_TF).mul_(up_TF)
 
 
 def attention(q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor, scale: float) -> Tensor:
@@ -57,7 +57,7 @@ def attention(q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor, scale: float) -> Tens
     visible_TS = None
     if T < S:
         visible_TS = torch.ones(T, S, dtype=torch.bool, device=q_THD.device).tril_(S - T)
-    out_1HTD = F.scaled_dot_product_attention(
+    out_1HTD = functional.scaled_dot_product_attention(
         q_1HTD, k_1GSD, v_1GSD, visible_TS, is_causal=T == S, scale=scale, enable_gqa=True
     )
     return out_1HTD.squeeze(0).transpose(0, 1)
@@ -73,7 +73,7 @@ def _attend_one(
     # float32 on a CPU, where one row is a plain dot product, they are faster one by one.
     alone = q_XHD.dtype == torch.float32 and q_XHD.device.type == "cpu"
     rows = (X, H, 1, D) if alone else (X, G, H // G, D)
-    out = F.scaled_dot_product_attention(
+    out = functional.scaled_dot_product_attention(
         q_XHD.reshape(rows), k_XGSD, v_XGSD, mask_X11S, scale=scale, enable_gqa=alone
     )
     return out.reshape(X, H, D)

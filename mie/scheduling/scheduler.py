@@ -66,10 +66,14 @@ class Scheduler:
 
     # -- what comes from outside -----------------------------------------------------------------
 
+    def check(self, request: Request) -> int:
+        """How many tokens its answers may have. Raises what ``limits.max_output`` raises."""
+        pool = self.memory.pool
+        return max_output(request, self.limits, self.memory.num_usable_blocks, pool.block_size)
+
     def add(self, request: Request) -> Sequence:
-        """One more waits. Raises what ``limits.max_output`` raises; then nothing has changed."""
-        size = self.memory.pool.block_size
-        output = max_output(request, self.limits, self.memory.num_usable_blocks, size)
+        """One more waits. Raises what ``check`` raises; then nothing has changed."""
+        output = self.check(request)
         self._num_arrived += 1
         sequence = Sequence(request, self._next_id(), self._num_arrived, output)
         self.waiting.add(sequence)

@@ -9,6 +9,7 @@ from mie.viz.logit_lens import Reading, logit_lens
 from mie.viz.pool_snapshot import Snapshot, snapshot
 from mie.viz.prefix_tree import TreeSnapshot, prefix_tree, tree_snapshot
 from mie.viz.stepper import Frame, Stepper
+from mie.viz.timeline import timeline, timeline_figure
 
 __all__ = [
     "Computed",
@@ -26,5 +27,7 @@ __all__ = [
     "logit_lens",
     "prefix_tree",
     "snapshot",
+    "timeline",
+    "timeline_figure",
     "tree_snapshot",
 ]

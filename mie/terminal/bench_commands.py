@@ -1,0 +1,110 @@
+"""``mie bench``: the benchmarks as commands.
+
+Invariant: as in ``mie.cli``: standard output carries the tables or the numbers, standard error the
+progress, and a command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from mie.errors import MieError
+from mie.terminal.console import stderr
+
+bench = typer.Typer(
+    help="Measure the engine's parts. [bold]memory[/] counts, [bold]pool[/] takes times.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+STANDARD_OUTPUT = Path("-")
+Seed = Annotated[int, typer.Option(min=0, help="Another workload of the same kinds.")]
+
+
+@bench.command("memory", epilog="Example: [bold]mie bench memory --report paging.html[/]")
+def bench_memory(
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            dir_okay=False,
+            allow_dash=True,
+            help="Write all numbers to FILE; '-' for standard output, instead of the tables.",
+        ),
+    ] = None,
+    report_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            dir_okay=False,
+            help="Write plots and tables to FILE, one HTML page.",
+        ),
+    ] = None,
+    seed: Seed = 0,
+) -> None:
+    """What paging and sharing save for 256 requests, the same counts on every machine.
+
+    No model is loaded and no clock is read; about ten seconds on a quiet core.
+    """
+    from mie.bench.memory import memory_report
+    from mie.bench.memory_plots import require_matplotlib
+    from mie.bench.memory_report import memory_page
+    from mie.bench.memory_tables import memory_tables
+    from mie.terminal.bench import show_tables
+
+    _require_folders(json_file, report_file)
+    if report_file:
+        require_matplotlib()
+    with stderr().status("counting") as status:
+        report = memory_report(seed, tell=status.update)
+    numbers = json.dumps(report.as_dict(), indent=2)
+    if json_file == STANDARD_OUTPUT:
+        print(numbers)
+    else:
+        show_tables(memory_tables(report).values(), Console())
+        if json_file:
+            _write(json_file, numbers + "\n")
+    if report_file:
+        _write(report_file, memory_page(report))
+
+
+@bench.command("pool", epilog="Example: [bold]mie bench pool --operations 100000[/]")
+def bench_pool(
+    operations: Annotated[int, typer.Option(min=1, help="How many of each kind.")] = 1_000_000,
+    seed: Seed = 0,
+) -> None:
+    """What an operation costs in pools of 1,000, 10,000 and 100,000 blocks.
+
+    Times are of all operations, steps of the first 10,000 at most; about a minute by default.
+    """
+    from mie.bench.pool import POOL_SIZES, pool_costs
+    from mie.terminal.bench import show_pool_costs
+
+    costs = []
+    with stderr().status("") as status:
+        for size in POOL_SIZES:
+            status.update(f"{operations:,} operations of each kind, {size:,} blocks")
+            costs += pool_costs(size, operations, seed)
+    show_pool_costs(costs, Console())
+
+
+def _require_folders(*files: Path | None) -> None:
+    """Before the work, not after it: a file can be written only into a folder that exists."""
+    for file in files:
+        if file and file != STANDARD_OUTPUT and not file.absolute().parent.is_dir():
+            raise typer.BadParameter(f"{file}: there is no folder {file.parent}")
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, "utf-8")
+    except OSError as error:
+        raise MieError(f"{file} cannot be written: {error.strerror}") from error
+    stderr().print(f"wrote {escape(str(file))}", style="dim", soft_wrap=True)

@@ -3,11 +3,11 @@
 Invariant: every test here fails on a memory without the rule that it is about. That is tested too:
 ``support/memory_mutants.py`` drops one rule each, and the last tests here watch the tests fail.
 
-The numbers are those of a collection from public trackers. Here are the rows about memory. Losing
-output on recompute (S12), stale counts on resume (S13), a token sent twice (S14) and a full swap
-space (S15) need preemption: they come with the scheduler. That a text is the same with and without
-a hit (S27) has its second half in ``test_engine_paged.py``: token by token in float32, and in
-bfloat16 log-probabilities within what rounding may do.
+The numbers are those of a collection from public trackers. Here are the rows about memory; those
+about scheduling, admission and preemption (S1 to S15) are in ``test_known_bugs_scheduling.py``.
+That a text is the same with and without a hit (S27) has its second half in
+``test_engine_paged.py``: token by token in float32, and in bfloat16 log-probabilities within what
+rounding may do.
 
 The device is that of the specs. A slot holds the beginning of the text up to its token, because K
 and V depend on all of it.

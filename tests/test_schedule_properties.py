@@ -11,7 +11,7 @@ definition: the whole text computed at once, alone.
 
     cases                                       short     long (MIE_PROFILE=long)
     a small random model in float32               100      2,000
-    a device of dictionaries, exact               400     20,000
+    a device of dictionaries, exact               400     10,000
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def counted(harness: Harness) -> Harness:
 
 @pytest.mark.parametrize(
     ("run", "short", "long"),
-    [(on_the_model, 100, 2_000), (on_the_fake_device, 400, 20_000)],
+    [(on_the_model, 100, 2_000), (on_the_fake_device, 400, 10_000)],
 )
 def test_for_any_schedule_the_tokens_are_those_of_the_plain_loop(run, short, long):
     """And nearly every kind of trouble has come up meanwhile, or the cases prove nothing."""

@@ -11,13 +11,12 @@ know how long an answer will be; the runner knows, and ends it with the token th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mie.bench.result import Result
 from mie.bench.workloads import Request
 from mie.engine.core import EngineCore
-from mie.memory.manager import BlockManager
 from mie.request import FinishReason
 from mie.request import Request as EngineRequest
 from mie.sampling_params import SamplingParams
@@ -121,9 +120,9 @@ def counted_run(scheduler: Scheduler, requests: Sequence[Request]) -> RunCounts:
                 assert output.finish_reason is FinishReason.STOP, f"{output} was cut"
                 assert output.name not in ends, f"{output.name} ended twice"
                 ends[output.name] = output.num_output_tokens
-    assert ends == {
-        name: each.answer_tokens for name, each in zip(names, requests, strict=True)
-    }, "every answer has its own length"
+    assert ends == {name: each.answer_tokens for name, each in zip(names, requests, strict=True)}, (
+        "every answer has its own length"
+    )
     scheduler.memory.check([])
     return RunCounts(
         max_num_seqs=scheduler.limits.max_num_seqs,
@@ -145,5 +144,3 @@ COUNTED = (
     "blocks_swapped_out",
     "blocks_swapped_in",
 )
-
-MakeScheduler = Callable[[BlockManager], Scheduler]

@@ -35,7 +35,7 @@ def require_matplotlib() -> None:
 
 
 @contextmanager
-def _panels(*titles: str, **options: Any) -> Iterator[tuple[Figure, Any]]:
+def panels(*titles: str, **options: Any) -> Iterator[tuple[Figure, Any]]:
     """A figure of one panel for each title, from top to bottom, in the book's style."""
     require_matplotlib()
     import matplotlib.style
@@ -45,13 +45,13 @@ def _panels(*titles: str, **options: Any) -> Iterator[tuple[Figure, Any]]:
 
     with matplotlib.style.context(STYLE):
         figure = Figure(figsize=SIZE)
-        panels = figure.subplots(len(titles), 1, **options)
-        for panel, title in zip(panels, titles, strict=True):
+        axes = figure.subplots(len(titles), 1, **options)
+        for panel, title in zip(axes, titles, strict=True):
             panel.set_title(title)
-        yield figure, panels
+        yield figure, axes
 
 
-def _bars(panel: Any, names: list[str], *series: tuple[str, int, list[float]]) -> Any:
+def bars(panel: Any, names: list[str], *series: tuple[str, int, list[float]]) -> Any:
     """Lying bars, the first on top; each series is (label, look, lengths), one behind another."""
     from mie.book.plots import bar_style
 
@@ -67,7 +67,7 @@ def _bars(panel: Any, names: list[str], *series: tuple[str, int, list[float]]) -
     return drawn
 
 
-def _line(panel: Any, look_index: int, x: list[float], y: list[float], label: str = "") -> None:
+def line(panel: Any, look_index: int, x: list[float], y: list[float], label: str = "") -> None:
     from mie.book.palette import look
 
     style = look(look_index)
@@ -84,14 +84,14 @@ def figure_of_reservations(result: Reservations) -> Figure:
     empty = [(each.reserved_bytes - each.used_bytes) / GIB for each in result.policies]
     budget = f"{result.budget_bytes / GIB:g} GiB"
     titles = (f"Reserved for {result.num_requests} requests", f"Fit into {budget} at once")
-    with _panels(*titles) as (figure, (above, below)):
-        drawn = _bars(above, names, ("used", 0, used), ("never used", 1, empty))
+    with panels(*titles) as (figure, (above, below)):
+        drawn = bars(above, names, ("used", 0, used), ("never used", 1, empty))
         waste = [f"{percent(each.waste_share)} waste" for each in result.policies]
         above.bar_label(drawn, waste, padding=4)
         above.margins(x=0.24)
         above.set_xlabel("GiB")
         above.legend(loc="lower right")
-        drawn = _bars(below, names, ("", 2, [each.fit for each in result.policies]))
+        drawn = bars(below, names, ("", 2, [each.fit for each in result.policies]))
         below.bar_label(drawn, padding=4)
         below.set_xlabel("requests")
     return figure
@@ -121,13 +121,13 @@ def figure_of_sharing(result: PrefixSharing) -> Figure:
     system = [float(sum(blocks for _, blocks in each.owners)) for each in result.caches]
     own = [each.used_blocks - shared for each, shared in zip(result.caches, system, strict=True)]
     titles = ("Blocks in use", "Prompt tokens")
-    with _panels(*titles) as (figure, (above, below)):
+    with panels(*titles) as (figure, (above, below)):
         series = ("everything else", 0, own), ("system prompt", 1, system)
-        drawn = _bars(above, names, *series)
+        drawn = bars(above, names, *series)
         above.bar_label(drawn, [f"{each.used_blocks:,}" for each in result.caches], padding=4)
         computed = [float(each.computed_tokens) for each in result.caches]
         found = [float(each.found_tokens) for each in result.caches]
-        drawn = _bars(below, names, ("computed", 2, computed), ("found", 3, found))
+        drawn = bars(below, names, ("computed", 2, computed), ("found", 3, found))
         below.bar_label(
             drawn, [f"{percent(each.hit_rate)} found" for each in result.caches], padding=4
         )
@@ -166,9 +166,9 @@ def figure_of_block_sizes(result: BlockSizes) -> Figure:
     waste = [100 * each.waste_share for each in result.sizes]
     entries = [each.entries_per_request for each in result.sizes]
     titles = ("Empty slots (%)", "Table entries a request")
-    with _panels(*titles, sharex=True) as (figure, (above, below)):
-        _line(above, 1, sizes, waste)
-        _line(below, 0, sizes, entries)
+    with panels(*titles, sharex=True) as (figure, (above, below)):
+        line(above, 1, sizes, waste)
+        line(below, 0, sizes, entries)
         below.set_xscale("log", base=2)
         below.set_yscale("log")
         below.set_xticks(sizes, [f"{each.block_size}" for each in result.sizes])
@@ -196,8 +196,8 @@ def figure_of_churn(result: Churn) -> Figure:
     moments = [result.sample_every * (i + 1) for i in range(len(result.paged.samples))]
     x = [float(moment) for moment in moments]
     titles = ("In one piece", "In blocks")
-    with _panels(*titles, sharex=True, sharey=True) as (figure, panels):
-        for panel, outcome in zip(panels, (result.contiguous, result.paged), strict=True):
+    with panels(*titles, sharex=True, sharey=True) as (figure, axes):
+        for panel, outcome in zip(axes, (result.contiguous, result.paged), strict=True):
             free = [_mib(tokens) for tokens, _ in outcome.samples]
             hole = [_mib(tokens) for _, tokens in outcome.samples]
             panel.fill_between(
@@ -206,10 +206,10 @@ def figure_of_churn(result: Churn) -> Figure:
             _thin(panel, x, free, 0, "free in all")
             _thin(panel, x, hole, 1, "largest request that fits")
             panel.set_ylabel("MiB")
-        panels[0].legend(loc="upper center", bbox_to_anchor=(0.5, 1.05), ncols=2)
-        panels[0].set_ylim(0, 1.35 * max(_mib(f) for f, _ in result.contiguous.samples))
-        panels[1].set_xlabel("requests that have arrived")
-        panels[1].xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes[0].legend(loc="upper center", bbox_to_anchor=(0.5, 1.05), ncols=2)
+        axes[0].set_ylim(0, 1.35 * max(_mib(f) for f, _ in result.contiguous.samples))
+        axes[1].set_xlabel("requests that have arrived")
+        axes[1].xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     return figure
 
 

@@ -9,11 +9,17 @@ Needs matplotlib, from the ``book`` extra.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from html import escape
+from typing import TYPE_CHECKING, Any
 
 from mie.bench.memory import MemoryReport
 from mie.bench.memory_plots import FIGURES
 from mie.bench.memory_tables import Table, memory_tables
+from mie.bench.scheduling_plots import SCHEDULING_FIGURES
+
+if TYPE_CHECKING:
+    from mie.bench.memory_plots import Figure
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -34,27 +40,33 @@ footer { margin-top: 3rem; opacity: .75; font-size: .875rem; }
 def memory_page(report: MemoryReport) -> str:
     """The whole page. Raises ConfigError without matplotlib."""
     tables = memory_tables(report)
-    assert FIGURES.keys() <= tables.keys(), f"plots {[*FIGURES]} and tables {[*tables]}"
+    figures = FIGURES | SCHEDULING_FIGURES
+    assert figures.keys() <= tables.keys(), f"plots {[*figures]} and tables {[*tables]}"
     sections = [
-        _section(table, _figure(report, name) if name in FIGURES else "")
+        _section(table, _figure(report, name, *figures[name]) if name in figures else "")
         for name, table in tables.items()
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-        f"<title>What paging saves</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        "<h1>What paging saves</h1>\n"
-        "<p>Counts of blocks and tokens at the footprint of Qwen2-0.5B in bfloat16, the same on "
-        "every machine.</p>\n"
+        f"<title>What paging and scheduling save</title>\n<style>{STYLE}</style>\n"
+        "</head>\n<body>\n<main>\n"
+        "<h1>What paging and scheduling save</h1>\n"
+        "<p>Counts of blocks, tokens and steps at the footprint of Qwen2-0.5B in bfloat16, the "
+        "same on every machine.</p>\n"
         + "\n".join(sections)
         + f"\n</main>\n<footer>mie bench memory --seed {report.seed}</footer>\n</body>\n</html>\n"
     )
 
 
-def _figure(report: MemoryReport, name: str) -> str:
+def _figure(
+    report: MemoryReport,
+    name: str,
+    figure_of: Callable[[Any], Figure],
+    words_of: Callable[[Any], str],
+) -> str:
     from mie.viz import figure_frame
 
-    figure_of, words_of = FIGURES[name]
     result = getattr(report, name)
     frame = figure_frame(figure_of(result), words_of(result))
     return f"<figure>{_own_ids(frame.svg, name)}</figure>\n"

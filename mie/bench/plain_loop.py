@@ -49,6 +49,7 @@ class PlainLoop:
         x_BTE = functional.embedding(token_ids_BT, decoder.embedding.weight)
         angles = self.cos_S1D[start:end], self.sin_S1D[start:end]
         for layer, kv_2BGSD in zip(decoder.layers, self.kv_L2BGSD, strict=True):
+            assert isinstance(layer, DecoderLayer)
             x_BTE = self._layer(layer, x_BTE, angles, kv_2BGSD)
         self.length = end
         head = decoder.embedding if decoder.lm_head is None else decoder.lm_head

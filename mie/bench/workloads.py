@@ -15,7 +15,7 @@ client allows; where the answer ends by itself, nobody knows before it has ended
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
@@ -82,18 +82,23 @@ def shuffle(rng: Random, items: MutableSequence[T]) -> None:
 
 def mixed_requests(seed: int = 0, count: int = NUM_REQUESTS) -> list[Request]:
     """``count`` requests in the order in which they arrive."""
+    return requests_of(KINDS, seed, count)
+
+
+def requests_of(kinds: Sequence[Kind], seed: int, count: int) -> list[Request]:
+    """``count`` requests of ``kinds``, whose shares add up to 100."""
     rng = Random(seed)
-    return [_request(rng) for _ in range(count)]
+    return [_request(rng, kinds) for _ in range(count)]
 
 
-def _request(rng: Random) -> Request:
-    kind = _kind(draw(rng, 1, 100))
+def _request(rng: Random, kinds: Sequence[Kind]) -> Request:
+    kind = _kind(draw(rng, 1, 100), kinds)
     prompt, answer = draw(rng, *kind.prompt), draw(rng, *kind.answer)
     return Request(kind.name, prompt, answer, kind.max_tokens)
 
 
-def _kind(percent: int) -> Kind:
-    for kind in KINDS:
+def _kind(percent: int, kinds: Sequence[Kind]) -> Kind:
+    for kind in kinds:
         if percent <= kind.share:
             return kind
         percent -= kind.share

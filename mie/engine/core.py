@@ -67,9 +67,8 @@ class EngineCore:
             raise
         ran = time.perf_counter()
         outputs = self.scheduler.update(plan, result)
-        assert plan.scheduled or plan.preempted or outputs or not self.has_work, (
-            "a step did nothing"
-        )
+        idle = not (plan.scheduled or plan.preempted or outputs)
+        assert not (idle and self.has_work), f"{plan} did nothing, and somebody waits"
         done = time.perf_counter()
         times = StepTimes(began, planned - began, ran - planned, done - ran)
         self.trace.end(record, outputs, times)

@@ -183,9 +183,12 @@ class PagedStep:
         if self.decode is not None:
             q_XHD = q_THD.index_select(0, self.decode_rows)
             out_THD.index_copy_(0, self.decode_rows, self.decode(q_XHD, kv_2NBGD, scale))
+        k_NBGD, v_NBGD = kv_2NBGD
+        attention = self.cache.ops.attention
         for start, end, table_M, length in self.chunks:
+            q_XHD = q_THD[start:end]
             out_THD[start:end] = reference.paged_attention(
-                q_THD[start:end], *kv_2NBGD, table_M, length, scale, self.cache.ops.attention
+                q_XHD, k_NBGD, v_NBGD, table_M, length, scale, attention
             )
         return out_THD
 

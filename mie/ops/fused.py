@@ -35,7 +35,7 @@ def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
 
 
 def rope(x_THD: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
-    """As ``reference.rope``; each of the four products but two is added where it is made."""
+    """As ``reference.rope``, with the second product of each half added as it is made."""
     a_THR, b_THR = x_THD.float().chunk(2, dim=-1)
     cos, sin = cos_TR.unsqueeze(1), sin_TR.unsqueeze(1)
     turned_a = torch.addcmul(a_THR * cos, b_THR, sin, value=-1)

@@ -15,7 +15,7 @@ tokens, then it reads.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from zlib import crc32
 
 from mie.request import FinishReason, Request
@@ -107,17 +107,13 @@ class FakeRunner:
 
     def run(self, plan: StepPlan, texts: Mapping[str, Text]) -> StepResult:
         """The tokens that ``plan`` asks for. ``texts`` are all answers by name."""
-        self._move(plan)
-        written: dict[int, ScheduledSequence] = {}
-        for part in plan.scheduled:
-            text = _text_of(part, texts, plan)
-            for position, slot in enumerate(part.slots, part.position):
-                if slot in written:
-                    raise CounterExample(f"{plan}: {part} and {written[slot]} write slot {slot}")
-                written[slot] = part
-                self.slots[slot] = text.mark(position)
-        for part in plan.scheduled:
-            self._read(part, texts[part.name], plan)
+        try:
+            self._move(plan)
+            self._write(plan, texts)
+            for part in plan.scheduled:
+                self._read(part, texts[part.name])
+        except CounterExample as error:
+            raise CounterExample(f"{plan}: {error}") from None
         return StepResult(
             {
                 part.sequence_id: tuple(
@@ -151,31 +147,42 @@ class FakeRunner:
     def _fill(self, block: int, content: list[object]) -> None:
         self.slots |= {block * SIZE + offset: mark for offset, mark in enumerate(content)}
 
-    def _read(self, part: ScheduledSequence, text: Text, plan: StepPlan) -> None:
+    def _write(self, plan: StepPlan, texts: Mapping[str, Text]) -> None:
+        """New tokens go to the slots that are named for them; no slot is named twice."""
+        written: dict[int, ScheduledSequence] = {}
+        for part in plan.scheduled:
+            text = _text_of(part, texts)
+            for position, slot in enumerate(part.slots, part.position):
+                if slot in written:
+                    raise CounterExample(f"{part} and {written[slot]} write slot {slot}")
+                written[slot] = part
+                self.slots[slot] = text.mark(position)
+
+    def _read(self, part: ScheduledSequence, text: Text) -> None:
         """Every slot that the queries of ``part`` may see holds what was computed for its text."""
         for position in range(part.num_tokens):
-            slot = _slot(part, position)
+            slot = _slot(part.blocks, position)
             got, expected = self.slots.get(slot), text.mark(position)
             if got is not expected and got != expected:
                 where = f"slot {slot}, position {position} of {part.name}"
-                raise CounterExample(f"{plan}: {where}: expected {expected!r}, got {got!r}")
+                raise CounterExample(f"{where}: expected {expected!r}, got {got!r}")
 
 
-def _slot(part: ScheduledSequence, position: int) -> int:
-    return part.blocks[position // SIZE] * SIZE + position % SIZE
+def _slot(blocks: Sequence[int], position: int) -> int:
+    return blocks[position // SIZE] * SIZE + position % SIZE
 
 
-def _text_of(part: ScheduledSequence, texts: Mapping[str, Text], plan: StepPlan) -> Text:
+def _text_of(part: ScheduledSequence, texts: Mapping[str, Text]) -> Text:
     """Whose tokens these are; they must be its next ones, in blocks of its own."""
-    said = f"{part} in {plan}"
     if part.name not in texts:
-        raise CounterExample(f"{said}: nobody who was accepted is called so")
-    text = texts[part.name]
+        raise CounterExample(f"nobody who was accepted is called {part.name}")
+    text, said = texts[part.name], repr(part)
     begin, end = part.position, part.num_tokens
     equal(list(part.token_ids), text.tokens[begin:end], f"tokens of {said}")
     equal(part.num_new > 0, True, f"whether {said} computes something")
     if len(part.blocks) * SIZE < end or 0 in part.blocks:
         raise CounterExample(f"{said}: {end} tokens do not lie in blocks {list(part.blocks)}")
-    equal(list(part.slots), [_slot(part, p) for p in range(begin, end)], f"slots of {said}")
+    slots = [_slot(part.blocks, position) for position in range(begin, end)]
+    equal(list(part.slots), slots, f"slots of {said}")
     equal(part.draws, text.draws(end), f"what is to be chosen after {said}")
     return text

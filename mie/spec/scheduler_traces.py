@@ -17,7 +17,7 @@ from mie.spec.expect import CounterExample, equal
 from mie.spec.fake_runner import VOCABULARY, asked, finished
 from mie.spec.machine import Machine, SchedulerClass
 
-NUM_TRACES = 24
+NUM_TRACES = 16
 
 
 def trace_of_scheduler(Scheduler: SchedulerClass) -> None:
@@ -30,7 +30,7 @@ def trace_of_scheduler(Scheduler: SchedulerClass) -> None:
 
 
 def one_trace(Scheduler: SchedulerClass, rng: random.Random) -> None:
-    seqs, blocks = rng.randrange(2, 6), rng.randrange(4, 16)
+    seqs, blocks = rng.randrange(2, 6), rng.randrange(4, 13)
     machine = Machine(
         Scheduler,
         seqs=seqs,
@@ -41,11 +41,11 @@ def one_trace(Scheduler: SchedulerClass, rng: random.Random) -> None:
         queue=rng.choice((FirstComeFirstServed, StrictPriority)),
         policy=rng.choice((last_admitted, fewest_computed, lambda candidates: candidates[0])),
     )
-    coming = [some_request(rng, number) for number in range(rng.randrange(3, 9))]
+    coming = [some_request(rng, number) for number in range(rng.randrange(4, 9))]
     served: dict[str, Request] = {}
     aborted: set[str] = set()
     while coming or machine.scheduler.has_work:
-        if coming and (rng.random() < 0.4 or not machine.scheduler.has_work):
+        if coming and (rng.random() < 0.7 or not machine.scheduler.has_work):
             request = coming.pop()
             try:
                 machine.add(request)
@@ -57,12 +57,13 @@ def one_trace(Scheduler: SchedulerClass, rng: random.Random) -> None:
         if rng.random() < 0.03:
             machine.fail()
         plan = machine.plan()
-        if rng.random() < 0.04:
-            aborted.add(rng.choice(sorted(served)))
-            machine.scheduler.abort(sorted(aborted)[-1])
+        if rng.random() < 0.03:
+            gone = rng.choice(list(served))
+            machine.scheduler.abort(gone)
+            aborted.add(gone)
         machine.finish(plan)
-        equal(plan.num_tokens <= plan.token_budget, True, f"whether {plan} keeps to its budget")
-        equal(len(machine.plans) < 1000, True, "whether all is done within 1,000 steps")
+        if plan.num_tokens > machine.limits.token_budget:
+            raise CounterExample(f"{plan} has more than the budget")
     machine.drain()
     for request in served.values():
         for index in range(request.sampling.n):
@@ -89,7 +90,7 @@ def some_request(rng: random.Random, number: int) -> Request:
     return asked(
         f"r{number}",
         len(begin) + rng.randrange(1, 16),
-        rng.choice((None, 1, rng.randrange(1, 25))),
+        rng.choice((None, 1, *rng.choices(range(2, 25), k=3))),
         begin=begin,
         n=rng.choice((1, 1, 1, 2, 3)),
         eos_ids=frozenset(rng.sample(range(VOCABULARY), rng.choice((0, 4)))),

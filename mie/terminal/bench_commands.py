@@ -49,9 +49,9 @@ def bench_memory(
     ] = None,
     seed: Seed = 0,
 ) -> None:
-    """What paging and sharing save for 256 requests, the same counts on every machine.
+    """What paging, sharing and scheduling save for 256 requests, the same counts on every machine.
 
-    No model is loaded and no clock is read; about ten seconds on a quiet core.
+    No model is loaded and no clock is read; about 25 seconds on a quiet core.
     """
     from mie.bench.memory import memory_report
     from mie.bench.memory_plots import require_matplotlib

@@ -11,8 +11,8 @@ schedule alike give the same bytes.
     tokens    ▇    ▅    ▃    ▂    ▁                of the token budget
     blocks    ▃    ▅    ▆    ▆    ▄                of all that there are
 
-Each frame is one step: columns up to it are filled, later ones are shadows, and where a run has more
-steps than the page is wide, the columns slide.
+Each frame is one step: columns up to it are filled, later ones are shadows, and where a run has
+more steps than the page is wide, the columns slide.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What each sequence does in each step, and the words that say it, from the records of a trace.
 
-Invariant: nothing is guessed. A sequence that a record does not name has no moment in that step, and
-padding is given to rows only where the sum comes out: a wave of static batching is a rectangle, as
-long as its longest row.
+Invariant: nothing is guessed. A sequence that a record does not name has no moment in that step,
+and padding is given to rows only where the sum comes out: a wave of static batching is a rectangle,
+as long as its longest row.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def rows_of(records: Sequence[StepRecord]) -> Rows:
         now = _named(record)
         if over.issuperset(wave):
             wave = []
+        over.difference_update(work.name for work in record.work)  # a name may come again
         wave += [work.name for work in record.work if work.name not in wave]
         for name, count in _padding(record, wave).items():
             now[name] = replace(now.get(name, Moment("padding")), padding=count)

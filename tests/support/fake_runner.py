@@ -71,6 +71,8 @@ class FakeRunner:
             seen = self.computed.setdefault(s.name, set())
             self.num_recomputed += len(seen & positions)
             seen |= positions
+            for draw in s.draws[1:]:  # forks have what it has
+                self.computed[f"{s.name.removesuffix('/0')}/{draw.index}"] = {*seen}
         return StepResult(
             {
                 s.sequence_id: tuple(choose(chains[s.sequence_id], draw) for draw in s.draws)

@@ -188,7 +188,7 @@ ASKS = st.builds(
     eos=st.booleans(),
     priority=st.integers(0, 2),
     pause=st.sampled_from([0, 0, 1, 3, 9]),
-    gives_up=st.sampled_from([None, None, None, None, 0, 2, 7, 20]),
+    gives_up=st.sampled_from([None] * 9 + [0, 2, 7, 20]),
     in_flight=st.booleans(),
     salt=st.sampled_from(["", "", "", "tenant"]),
 )

@@ -35,3 +35,13 @@ def smollm2(smollm2_path):
     from mie import LLM
 
     return LLM(smollm2_path, dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def small_path(tmp_path_factory):
+    """The folder of a small model of random weights: see ``small_model``."""
+    from small_model import write_small_model
+
+    folder = tmp_path_factory.mktemp("small")
+    write_small_model(folder)
+    return folder

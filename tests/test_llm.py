@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 
 import pytest
 import torch
 
-from mie import LLM
-from mie.engine.llm import auto_dtype
+from mie import LLM, SamplingParams
 from mie.engine.paged import KVMemory, greedy_paged
+from mie.engine.place import auto_dtype
 from mie.engine.plain import greedy_with_cache, greedy_without_cache
 from mie.errors import (
     ConfigError,
     ContextLengthError,
     EmptyPromptError,
     ModelNotFoundError,
-    OutOfBlocksError,
     RequestError,
     UnknownPartError,
 )
@@ -158,7 +156,10 @@ def test_the_engine_runs_on_the_readers_parts(smollm2, smollm2_path):
     parts["safetensors_reader"] = counting("safetensors_reader", SafetensorsFile)
     mine = LLM(smollm2_path, dtype="float32", device="cpu", parts=parts)
     prompt = smollm2.tokenizer.encode("The capital of France is")
-    assert mine.generate(prompt, 6).token_ids == smollm2.generate(prompt, 6).token_ids
+    assert (
+        mine.generate(prompt, max_tokens=6).token_ids
+        == smollm2.generate(prompt, max_tokens=6).token_ids
+    )
     assert set(used) == set(parts)
     layers, steps = 30, 6
     assert used.count("rms_norm") == steps * (2 * layers + 1)
@@ -170,17 +171,18 @@ def test_the_engine_runs_on_the_readers_parts(smollm2, smollm2_path):
 # -- memory -------------------------------------------------------------------------------------
 
 
-def with_memory(llm, num_blocks: int, block_size: int, **parts):
-    """The same model with a K/V memory of its own."""
-    twin = copy.copy(llm)
-    twin.memory = KVMemory(llm.decoder, num_blocks, block_size, **parts)
-    return twin
+AS_FAR_AS_IT_GOES = SamplingParams(max_tokens=None)
+
+
+def with_memory(llm, num_blocks: int, block_size: int):
+    """The same model with an engine and a K/V memory of its own."""
+    return llm.with_settings(num_blocks=num_blocks, block_size=block_size)
 
 
 def empty(llm) -> bool:
-    """Every block has come back, and the pool is whole."""
-    llm.memory.pool.check([])
-    return llm.memory.pool.num_used == 0
+    """Nothing waits or runs, every block has come back, and the pool is whole."""
+    llm.memory.check([])
+    return llm.memory.pool.num_used == 0 and not llm.engine.core.has_work
 
 
 @pytest.fixture
@@ -191,16 +193,16 @@ def prompt(smollm2):
 @pytest.fixture
 def eight(smollm2, prompt):
     """The first eight tokens of an answer that has more, each of which starts with a prompt."""
-    tokens = smollm2.generate(prompt, 8).token_ids
+    tokens = smollm2.generate(prompt, max_tokens=8).token_ids
     assert len(tokens) == 8
     return tokens
 
 
-def test_the_memory_is_one_context_by_default(smollm2):
+def test_the_memory_is_four_contexts_by_default(smollm2):
     pool = smollm2.memory.pool
-    assert (pool.num_blocks, pool.block_size) == (8192 // 16 + 1, 16)
+    assert (pool.num_blocks, pool.block_size) == (4 * 8192 // 16 + 1, 16)
     assert smollm2.max_context == 8192
-    assert smollm2.memory.cache.nbytes == 513 * 16 * 46080
+    assert smollm2.memory.cache.nbytes == 2049 * 16 * 46080
 
 
 def test_the_readers_memory_parts_are_used(smollm2_path, prompt, eight):
@@ -216,7 +218,7 @@ def test_the_readers_memory_parts_are_used(smollm2_path, prompt, eight):
     assert type(memory.pool) is Pool and memory.pool.num_blocks == 9
     assert memory.cache.kv_L2NBGD.shape[2:4] == (9, 7)
     assert type(memory.prefix_cache) is RadixTree and type(memory.table(prompt)) is Table
-    assert mine.generate(prompt, 8).token_ids == eight
+    assert mine.generate(prompt, max_tokens=8).token_ids == eight
     assert mine.max_context == 57
 
 
@@ -224,7 +226,7 @@ def test_a_prompt_is_found_the_second_time(smollm2, prompt, eight):
     llm = with_memory(smollm2, 40, 4)
     cached = []
     for _ in range(2):
-        answer = llm.generate(prompt, 8)
+        answer = llm.generate(prompt, max_tokens=8)
         assert answer.token_ids == eight and empty(llm)
         cached.append(answer.num_cached_tokens)
     assert cached == [0, (len(prompt) - 1) // 4 * 4]
@@ -235,7 +237,7 @@ def test_a_prompt_is_found_the_second_time(smollm2, prompt, eight):
 def test_the_next_turn_of_a_chat_finds_the_turns_before(smollm2):
     llm = with_memory(smollm2, 80, 4)
     turns = [{"role": "user", "content": "What is the capital of France?"}]
-    first = llm.generate(llm.chat_prompt(turns), 20)
+    first = llm.generate(llm.chat_prompt(turns), max_tokens=20)
     assert first.finish_reason == "stop"
     turns += [
         {"role": "assistant", "content": first.text},
@@ -244,9 +246,9 @@ def test_the_next_turn_of_a_chat_finds_the_turns_before(smollm2):
     prompt = llm.chat_prompt(turns)
     computed = first.num_prompt_tokens + len(first.token_ids) - 1
     assert prompt[:computed] == [*llm.chat_prompt(turns[:1]), *first.token_ids[:-1]]
-    second = llm.generate(prompt, 20)
+    second = llm.generate(prompt, max_tokens=20)
     assert second.num_cached_tokens == computed // 4 * 4
-    assert second.token_ids == smollm2.generate(prompt, 20).token_ids
+    assert second.token_ids == smollm2.generate(prompt, max_tokens=20).token_ids
 
 
 def test_an_answer_ends_where_the_memory_does(smollm2, prompt, eight):
@@ -254,18 +256,39 @@ def test_an_answer_ends_where_the_memory_does(smollm2, prompt, eight):
     blocks = -(-(len(prompt) + 4) // 4)
     llm = with_memory(smollm2, 1 + blocks, 4)
     room = blocks * 4 + 1 - len(prompt)  # the last token needs no K and V
-    answer = llm.generate(prompt, None)
-    assert answer.token_ids == eight[:room] and answer.finish_reason == "length"
+    answer = llm.generate(prompt, AS_FAR_AS_IT_GOES)
+    assert answer.token_ids == eight[:room] and answer.finish_reason == "kv_exhausted"
     assert empty(llm)
+    *pieces, last = llm.stream(prompt)
+    assert [piece.token_id for piece in pieces] == eight[:room]
+    assert (last.token_id, last.finish_reason) == (None, "kv_exhausted")
+    assert "".join(piece.text for piece in pieces) + last.text == answer.text
+    with pytest.raises(ContextLengthError, match=rf"answer of 8 needs \d+ .* has {blocks}:"):
+        llm.generate(prompt, max_tokens=8)
+    assert llm.generate(prompt, max_tokens=room).finish_reason == "length"
+    assert empty(llm)
+
+
+def test_an_answer_ends_where_the_context_does(smollm2, prompt, eight):
+    """More is cut, whether or not a number was asked for."""
+    llm = smollm2.with_settings(num_blocks=40, max_model_len=len(prompt) + 5)
+    assert llm.max_context == len(prompt) + 5
+    for sampling in (AS_FAR_AS_IT_GOES, SamplingParams(max_tokens=100)):
+        answer = llm.generate(prompt, sampling)
+        assert (answer.token_ids, answer.finish_reason) == (eight[:5], "length")
+    with pytest.raises(
+        ContextLengthError, match=rf"has {len(prompt) + 5} tokens; .* {len(prompt) + 5}$"
+    ):
+        llm.stream([*prompt, *eight[:5]])
 
 
 @pytest.mark.parametrize("length", [31, 32, 33, 40])
 def test_a_prompt_that_the_memory_cannot_hold_is_refused_at_once(smollm2, length):
     llm = with_memory(smollm2, 9, 4)
     if length <= 32:
-        assert len(llm.generate([5] * length, None).token_ids) == 33 - length
+        assert len(llm.generate([5] * length, AS_FAR_AS_IT_GOES).token_ids) == 33 - length
     else:
-        message = rf"has {length} tokens.* room for 33, .*more blocks of 4 than num_blocks=9"
+        message = rf"of {length} tokens needs {-(-length // 4)} blocks of 4; .* has 8: .*num_blocks"
         with pytest.raises(ContextLengthError, match=message):
             llm.stream([5] * length)
     assert empty(llm)
@@ -274,89 +297,48 @@ def test_a_prompt_that_the_memory_cannot_hold_is_refused_at_once(smollm2, length
 def test_everything_is_back_when_the_last_piece_comes(smollm2, prompt):
     """Also for who never asks whether there is more, and who closes early, or never begins."""
     llm = with_memory(smollm2, 40, 4)
-    for piece in (pieces := llm.stream(prompt, 5)):
+    for piece in (pieces := llm.stream(prompt, max_tokens=5)):
         if piece.finish_reason is not None:
             break
         assert llm.memory.pool.num_used > 0
     assert empty(llm)
     assert list(pieces) == []
-    pieces = llm.stream(prompt, 5)
+    pieces = llm.stream(prompt, max_tokens=5)
     next(pieces)
     assert llm.memory.pool.num_used > 0
     pieces.close()
     assert empty(llm)
-    llm.stream(prompt, 5)
+    llm.stream(prompt, max_tokens=5)
     assert empty(llm)
 
 
 def test_an_error_in_a_step_leaves_nothing_behind(smollm2, prompt, eight, monkeypatch):
-    from mie.engine import paged
-
     llm = with_memory(smollm2, 40, 4)
-    pieces = llm.stream(prompt, 8)
+    pieces = llm.stream(prompt, max_tokens=8)
     next(pieces)
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(paged, "next_token", interrupted)
+        patch.setattr(llm.engine.runner, "sample", interrupted)
         next(pieces)
     assert empty(llm)
-    assert llm.generate(prompt, 8).token_ids == eight
+    assert list(pieces) == []
+    assert llm.generate(prompt, max_tokens=8).token_ids == eight
 
 
-def test_of_two_streams_the_one_that_finds_no_block_is_told_the_numbers(smollm2, prompt, eight):
+def test_of_two_streams_that_lack_blocks_one_waits_and_both_finish(smollm2, prompt, eight):
     blocks = -(-len(prompt) // 4)
-    llm = with_memory(smollm2, 1 + 2 * blocks, 4)
-    first, second = llm.stream(prompt, 8), llm.stream(prompt, 8, salt="another")
-    taken = []
-    with pytest.raises(OutOfBlocksError, match=rf"needed: 1, free: 0 of {2 * blocks}"):
-        for one, _ in zip(first, second, strict=True):
-            taken.append(one.token_id)
-    assert taken == eight[: len(taken)]
-    first.close()
-    second.close()
+    llm = with_memory(smollm2, 1 + 2 * blocks + 1, 4)
+    streams = llm.stream(prompt, max_tokens=8), llm.stream(prompt, max_tokens=8, salt="another")
+    both = [list(pieces) for pieces in zip(*streams, strict=True)]
+    for answer in zip(*both, strict=True):
+        assert [piece.token_id for piece in answer] == eight
+        assert answer[-1].finish_reason == "length"
+    preempted = [name for record in llm.trace.records for name in record.preempted]
+    assert len(preempted) >= 1 and len({*preempted}) == 1, "the one that came second"
     assert empty(llm)
-    assert llm.generate(prompt, 8).token_ids == eight
-
-
-@pytest.mark.parametrize("sizes", [{"num_blocks": 1}, {"num_blocks": -4}, {"block_size": 0}])
-def test_sizes_of_memory_that_hold_nothing(sizes):
-    (name, value), *_ = sizes.items()
-    with pytest.raises(ConfigError, match=rf"{name} (is )?{value}\b"):
-        LLM("./no-such-folder", **sizes)
-
-
-@pytest.fixture(scope="module")
-def small_path(tmp_path_factory):
-    """The folder of a model of random weights whose tokens are bytes, and whose answers never end
-    by themselves."""
-    import tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("small")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=24,
-        intermediate_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.4,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    bytes_alone = {letter: number for number, letter in enumerate(alphabet)}
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(bytes_alone, []))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    backend.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 @pytest.mark.parametrize("prefix_cache", [HashPrefixCache, RadixTree])
@@ -368,8 +350,8 @@ def test_prompts_of_another_salt_are_not_found(small_path, prefix_cache):
     found = (len(text) - 1) // 4 * 4
     answers = []
     for salt, cached in [("a", 0), ("b", 0), ("", 0), ("a", found), ("b", found), ("", found)]:
-        answer = llm.generate(text, 6, salt=salt)
-        pieces = list(llm.stream(text, 6, salt=salt))
+        answer = llm.generate(text, max_tokens=6, salt=salt)
+        pieces = list(llm.stream(text, max_tokens=6, salt=salt))
         assert (answer.num_prompt_tokens, answer.num_cached_tokens) == (len(text), cached)
         assert pieces[-1].num_cached_tokens == found, "the second time of this salt"
         assert [piece.token_id for piece in pieces] == answer.token_ids
@@ -377,14 +359,16 @@ def test_prompts_of_another_salt_are_not_found(small_path, prefix_cache):
         assert empty(llm)
     assert answers == answers[:1] * 6
     longer = llm.tokenizer.encode_prompt(text) + answers[0]
-    assert llm.generate(longer, 1, salt="c").num_cached_tokens == 0
-    assert llm.generate(longer, 1, salt="a").num_cached_tokens > found, "the answer is known too"
+    assert llm.generate(longer, max_tokens=1, salt="c").num_cached_tokens == 0
+    assert llm.generate(longer, max_tokens=1, salt="a").num_cached_tokens > found, (
+        "the answer is known too"
+    )
 
 
 def test_without_a_prefix_cache_nothing_is_found(small_path):
     llm = LLM(small_path, device="cpu", num_blocks=40, parts={"prefix_cache": NoPrefixCache})
     text = "the same text twice, longer than a block"
-    assert [llm.generate(text, 3).num_cached_tokens for _ in range(2)] == [0, 0]
+    assert [llm.generate(text, max_tokens=3).num_cached_tokens for _ in range(2)] == [0, 0]
     assert empty(llm)
 
 
@@ -422,7 +406,7 @@ def test_an_empty_prompt(smollm2, prompt):
 
 
 def test_a_prompt_that_leaves_no_room_names_both_lengths(smollm2):
-    with pytest.raises(ContextLengthError, match=r"8192 tokens.*reads 8192"):
+    with pytest.raises(ContextLengthError, match=r"has 8192 tokens; .* may have 8192$"):
         smollm2.stream([5] * 8192)
 
 

@@ -1,4 +1,4 @@
-"""The waiting: the order is that of the rank, whoever comes, goes from the middle, or comes back."""
+"""The waiting: the order is that of the rank, whoever comes, leaves the middle, or comes back."""
 
 from __future__ import annotations
 

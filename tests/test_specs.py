@@ -22,6 +22,7 @@ from mie.memory.radix_tree import RadixTree
 from mie.spec import State, check
 from mie.spec.case import cases_in
 from mie.spec.location import PROJECT
+from mie.spec.scheduler_traces import trace_of_scheduler
 from mie.spec.stubs import STUBS
 from mie.viz import block_map, snapshot
 
@@ -78,6 +79,20 @@ def test_a_pool_that_was_built_differently_serves_the_engine(name, monkeypatch):
     monkeypatch.setattr("mie.spec.device.BlockPool", heap_pool)
     for implementation in (parts.default(name), *tried_on(name).ALTERNATIVES):
         check(name, implementation).require()
+
+
+@pytest.mark.parametrize("queue", tried_on("queue").ALTERNATIVES)
+def test_queues_and_schedulers_that_were_built_differently_go_together(queue, monkeypatch):
+    monkeypatch.setattr("mie.spec.scheduler_traces.FirstComeFirstServed", queue)
+    for scheduler in (parts.default("scheduler"), *tried_on("scheduler").ALTERNATIVES):
+        trace_of_scheduler(scheduler)
+
+
+@pytest.mark.parametrize("policy", tried_on("victim_policy").ALTERNATIVES)
+def test_policies_and_schedulers_that_were_built_differently_go_together(policy, monkeypatch):
+    monkeypatch.setattr("mie.spec.scheduler_traces.last_admitted", policy)
+    for scheduler in (parts.default("scheduler"), *tried_on("scheduler").ALTERNATIVES):
+        trace_of_scheduler(scheduler)
 
 
 @pytest.mark.parametrize("cache_class", [HashPrefixCache, RadixTree])

@@ -1,4 +1,4 @@
-"""The host pool against lists and a device of dictionaries: nothing is lost, nobody reads another's.
+"""The host pool against lists and a device of dictionaries: what comes back is what went out.
 
 The bytes themselves are at the end, and in ``test_model_runner.py``.
 """

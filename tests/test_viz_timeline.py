@@ -397,7 +397,12 @@ def test_ends_and_preemptions_are_marked():
 
 
 def test_answers_to_one_request_stand_together():
-    assert list(rows_of(preempted())) == ["a", "b", "c/0", "c/1", "x"]
+    first, then = (Work("r/0", "prefill", 0, 4), Work("s", "decode", 7, 1)), ("r/0", "s", "r/1")
+    records = [
+        StepRecord(1, 8, first, waiting=("t",)),
+        StepRecord(2, 8, tuple(Work(name, "decode", 8, 1) for name in then)),
+    ]
+    assert list(rows_of(records)) == ["r/0", "r/1", "s", "t"]
 
 
 def test_a_name_may_come_again():

@@ -273,15 +273,6 @@ def throughput(
         def progress(out: int, name: str = name, total: int = total) -> None:
             tell(f"{name}: {out:,} of {total:,} tokens")
 
-        runs.append(
-            offline(
-                decoder,
-                those,
-                scheduler,
-                name=name,
-                tell=progress,
-                max_num_seqs=at_once,
-                num_blocks=num_blocks,
-            )  # fmt: skip
-        )
+        settings: dict[str, Any] = dict(max_num_seqs=at_once, num_blocks=num_blocks)
+        runs.append(offline(decoder, those, scheduler, name=name, tell=progress, **settings))
     return Throughput(cost, tuple(runs))

@@ -1,12 +1,12 @@
-"""From a sequence that lives on to the numbers that a plan carries.
+"""From a sequence that lives on to what leaves the scheduler: parts of plans, and outputs.
 
-Invariant: what is written here is copied, so that nothing in a plan changes after it was made.
+Invariant: what is written here is copied, so nothing in a plan or an output changes afterwards.
 """
 
 from __future__ import annotations
 
 from mie.request import Sequence
-from mie.scheduling.plan import Kind, ScheduledSequence
+from mie.scheduling.plan import Kind, ScheduledSequence, SequenceOutput
 
 
 def planned(sequence: Sequence, count: int) -> ScheduledSequence:
@@ -37,3 +37,26 @@ def _kind(sequence: Sequence) -> Kind:
     if sequence.num_computed < sequence.num_ever_computed:
         return "recompute"
     return "decode" if sequence.num_computed >= sequence.num_prompt_tokens else "prefill"
+
+
+def chosen(sequence: Sequence) -> SequenceOutput:
+    """The last token of ``sequence`` is new; it may have ended it."""
+    return _output(sequence, sequence.index, sequence.token_ids[-1])
+
+
+def ended(sequence: Sequence) -> list[SequenceOutput]:
+    """``sequence`` has ended without a token, and with it the answers that were to be forked."""
+    indices = range(sequence.index, sequence.index + sequence.num_seats)
+    return [_output(sequence, index, None) for index in indices]
+
+
+def _output(sequence: Sequence, index: int, token_id: int | None) -> SequenceOutput:
+    return SequenceOutput(
+        request_id=sequence.request.request_id,
+        name=sequence.request.name(index),
+        index=index,
+        token_id=token_id,
+        num_output_tokens=sequence.num_output_tokens,
+        num_cached_tokens=sequence.num_cached_tokens or 0,
+        finish_reason=sequence.finish_reason,
+    )

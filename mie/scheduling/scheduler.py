@@ -20,9 +20,9 @@ again after a preemption need no case of their own.
 
 When a block is needed and none is free, the victim policy chooses who gives all of its blocks back.
 The victim keeps its tokens and goes back to the queue, to the place that its arrival gives it; if
-it had been planned for this step, that is undone. In a step that preempted, nobody is admitted, and
-whoever is admitted leaves a free block for each sequence that runs: without both, a sequence would
-come in only to be thrown out.
+it had been planned for this step, that is undone. In a step that preempted, nobody is admitted but
+the one for whom it was done, and whoever is admitted leaves a free block for each sequence that
+runs: without both, a sequence would come in only to be thrown out.
 
 After Orca (Yu et al., 2022) and the scheduler of vLLM V1.
 """
@@ -37,7 +37,7 @@ from mie.memory.manager import BlockManager
 from mie.request import FinishReason, Request, Sequence, count_seats
 from mie.scheduling.limits import Limits, max_output
 from mie.scheduling.plan import SequenceOutput, StepPlan, StepResult
-from mie.scheduling.planned import planned
+from mie.scheduling.planned import chosen, ended, planned
 from mie.scheduling.policy import VictimPolicy, choose, last_admitted, least_urgent
 from mie.scheduling.queue import FirstComeFirstServed, WaitingQueue
 
@@ -117,10 +117,11 @@ class Scheduler:
                 tokens = result.tokens[scheduled.sequence_id]
                 answers = [sequence, *self._forks(sequence, len(tokens) - 1)]
                 for answer, token_id in zip(answers, tokens, strict=True):
-                    outputs.append(_chosen(answer, token_id))
+                    answer.append(token_id)
+                    outputs.append(chosen(answer))
         self._reap()
-        ended, self._ended = self._ended, []
-        return outputs + ended
+        without_token, self._ended = self._ended, []
+        return outputs + without_token
 
     def failed(self, plan: StepPlan) -> None:
         """``plan`` broke off, and nobody knows what was written: all that it touched is computed
@@ -184,8 +185,10 @@ class Scheduler:
             seats = count_seats(self.running) + sequence.num_seats
             spare = len(self.running)  # a block for each sequence that runs already
             if seats > self.limits.max_num_seqs or not self._enter(sequence, spare):
-                self._displace_for(sequence)
-                return
+                if not self._displace_for(sequence):
+                    return
+            elif self._preempted:
+                return  # it has the place that was made for it; nobody else comes in
 
     def _next_in_line(self) -> Sequence | None:
         """The head of the queue; those that have grown beyond all memory there is end here."""
@@ -234,11 +237,13 @@ class Scheduler:
 
     # -- making room -----------------------------------------------------------------------------
 
-    def _displace_for(self, sequence: Sequence) -> None:
-        """If something strictly less urgent runs, one of that has to go: ``sequence`` is next."""
+    def _displace_for(self, sequence: Sequence) -> bool:
+        """If something strictly less urgent runs, one of that goes: ``sequence`` is next."""
         running = least_urgent(self.running, self.waiting)
-        if running and self.waiting.urgency(sequence) < self.waiting.urgency(running[0]):
-            self._preempt(choose(self.victim_policy, running))
+        if not running or self.waiting.urgency(sequence) >= self.waiting.urgency(running[0]):
+            return False
+        self._preempt(choose(self.victim_policy, running))
+        return True
 
     def _preempt(self, victim: Sequence) -> None:
         """``victim`` gives its blocks back, and its part of this step; it keeps its tokens."""
@@ -302,18 +307,7 @@ class Scheduler:
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         """Without a token; answers that were to be forked end with it."""
         sequence.finish_reason = reason
-        for index in range(sequence.index, sequence.index + sequence.num_seats):
-            self._ended.append(
-                SequenceOutput(
-                    sequence.request.request_id,
-                    sequence.request.name(index),
-                    index,
-                    None,
-                    sequence.num_output_tokens,
-                    sequence.num_cached_tokens or 0,
-                    reason,
-                )
-            )
+        self._ended += ended(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -333,16 +327,3 @@ class Scheduler:
 def _table(sequence: Sequence) -> BlockTable:
     assert sequence.table is not None, f"{sequence} has no table: it does not run"
     return sequence.table
-
-
-def _chosen(sequence: Sequence, token_id: int) -> SequenceOutput:
-    sequence.append(token_id)
-    return SequenceOutput(
-        sequence.request.request_id,
-        sequence.name,
-        sequence.index,
-        token_id,
-        sequence.num_output_tokens,
-        sequence.num_cached_tokens or 0,
-        sequence.finish_reason,
-    )

@@ -31,6 +31,9 @@ SPECS = (  # in the book's order
     "block_pool",
     "block_table",
     "prefix_cache",
+    "scheduler",
+    "queue",
+    "victim_policy",
 )
 PREFIX = "case_"
 HALVES = " Otherwise: "

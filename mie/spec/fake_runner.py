@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 from zlib import crc32
 
 from mie.request import FinishReason, Request
@@ -28,16 +29,16 @@ VOCABULARY = 97  # tokens are bytes
 GARBAGE = "written by a step that broke off"
 
 
-def asked(name: str, length: int, out: int | None = 4, **options: object) -> Request:
+def asked(
+    name: str, length: int, out: int | None = 4, *, begin: Sequence[int] = (), **options: Any
+) -> Request:
     """A request for ``out`` tokens after a prompt of ``length``, another one for each name.
 
-    ``options`` are those of Request (``begin``: how its prompt begins) and of SamplingParams.
+    ``begin`` is how the prompt begins; ``options`` are those of Request and of SamplingParams.
     """
-    begin: tuple[int, ...] = tuple(options.pop("begin", ()))  # type: ignore[call-overload]
     of_request = {k: options.pop(k) for k in ("eos_ids", "priority", "salt") if k in options}
     rest = random.Random(name).choices(range(VOCABULARY), k=length - len(begin))
-    sampling = SamplingParams(max_tokens=out, **options)  # type: ignore[arg-type]
-    return Request(name, (*begin, *rest), sampling, **of_request)  # type: ignore[arg-type]
+    return Request(name, (*begin, *rest), SamplingParams(max_tokens=out, **options), **of_request)
 
 
 def next_token(text: Iterable[int], index: int) -> int:

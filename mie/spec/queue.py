@@ -125,9 +125,11 @@ def case_nobody_waits(Queue: QueueClass) -> None:
     queue = Queue()
     holds(queue, [], "in a new queue")
     [sequence] = arrived(1)
-    queue.add(sequence)
-    queue.remove(sequence)
-    holds(queue, [], "after the only one has left")
+    for times in (1, 2):
+        queue.add(sequence)
+        holds(queue, [sequence], f"after the only one came {times} times")
+        queue.remove(sequence)
+        holds(queue, [], f"after the only one has left {times} times")
 
 
 def case_in_the_order_of_rank(Queue: QueueClass) -> None:

@@ -18,10 +18,14 @@ as no case says otherwise.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from collections.abc import Sequence as Candidates
+from typing import Any
 
 from mie.errors import PartError, RequestError
 from mie.request import FinishReason, Request, Sequence, count_seats
-from mie.scheduling.policy import last_admitted
+from mie.scheduling.plan import StepPlan
+from mie.scheduling.policy import VictimPolicy, last_admitted
 from mie.scheduling.queue import StrictPriority
 from mie.spec.expect import CounterExample, equal, refuses
 from mie.spec.fake_runner import asked, finished
@@ -121,14 +125,16 @@ def case_nobody_jumps(Scheduler: SchedulerClass) -> None:
 
 
 def case_comes_in_at_once(Scheduler: SchedulerClass) -> None:
-    """A place that is left is taken in the next step, whoever still runs. Otherwise: the whole batch
-    waits for its longest answer, which is what continuous batching ends."""
+    """A place that is left is taken in the next step, whoever still runs. Otherwise: all wait for
+    the longest answer of a batch, which is what continuous batching ends."""
     machine = Machine(Scheduler, seqs=2)
     machine.add(asked("short", 4, 3), asked("long", 4, 12), asked("next", 4, 2), asked("last", 4))
     plans = machine.drain()
     for before, after in (("short", "next"), ("next", "last")):
         end = max(number for number, plan in enumerate(plans) if before in names(plan))
-        equal(first_step(plans, after), end + 1, f"step of {after}'s beginning; {before} ends {end}")
+        equal(
+            first_step(plans, after), end + 1, f"step of {after}'s beginning; {before} ends {end}"
+        )
     at_work = [names(plan) for plan in plans].count(["long"])
     equal(at_work < 7, True, "whether others ran beside the long one")
 
@@ -284,20 +290,28 @@ def case_aborted_while_preempted(Scheduler: SchedulerClass) -> None:
             machine.scheduler.abort(gone)
             plans = machine.drain()
             for plan in plans:
-                equal(gone in names(plan), False, f"whether {gone}, aborted while {who}, is in {plan}")
+                equal(
+                    gone in names(plan), False, f"whether {gone}, aborted while {who}, is in {plan}"
+                )
             equal(machine.ends[gone], ABORT, f"finish reason of {gone}, aborted while {who}")
 
 
 # -- out of blocks ------------------------------------------------------------------------------
 
 
-def pressed(Scheduler: SchedulerClass, policy=last_admitted, **sizes) -> Machine:  # type: ignore[no-untyped-def]
-    """Three sequences that begin in five of eight blocks and would need fifteen, and a fourth that
-    waits for a place."""
-    machine = Machine(Scheduler, seqs=3, blocks=8, policy=policy, **sizes)
-    machine.add(*(asked(name, length, 14) for name, length in (("a", 7), ("b", 5), ("c", 4))))
-    machine.steps(1)
-    machine.add(asked("late", 3, 5))
+A = asked("a", 7, 14)
+GROW = (A, asked("b", 5, 14), asked("c", 4, 14, begin=A.prompt[:4], salt="red"))
+
+
+def pressed(
+    Scheduler: SchedulerClass, policy: VictimPolicy = last_admitted, host: int = 0
+) -> Machine:
+    """Three that begin in five of eight blocks and would need fifteen, one of them like another
+    with another salt; and a fourth that waits for a place."""
+    machine = Machine(Scheduler, seqs=3, blocks=8, host=host, policy=policy)
+    machine.add(*GROW)
+    machine.step()
+    machine.add(asked("late", 6, 5))
     return machine
 
 
@@ -310,8 +324,8 @@ def case_keeps_its_tokens(Scheduler: SchedulerClass) -> None:
     equal(waits.token_ids, machine.texts[victim].tokens, f"tokens of {victim}, preempted")
     equal(waits.num_output_tokens > 0, True, f"whether {victim} had begun its answer")
     machine.drain()
-    for name, length in (("a", 7), ("b", 5), ("c", 4)):
-        expected = finished(asked(name, length, 14)).tokens[length:]
+    for request in GROW:
+        name, expected = request.request_id, finished(request).tokens[len(request.prompt) :]
         equal(machine.output(name), expected, f"tokens of {name}, with preemptions")
 
 
@@ -344,7 +358,7 @@ def case_asks_the_policy(Scheduler: SchedulerClass) -> None:
     sees the first in line. Otherwise: nobody is sure to end, and all lose their K and V in turn."""
     asked_of: list[str] = []
 
-    def policy(candidates: list[Sequence]) -> Sequence:
+    def policy(candidates: Candidates[Sequence]) -> Sequence:
         order = machine.running()
         names_of = [each.name for each in candidates]
         equal(names_of, [name for name in order if name in names_of], f"candidates, of {order}")
@@ -364,15 +378,14 @@ def case_asks_the_policy(Scheduler: SchedulerClass) -> None:
 def case_refuses_a_stranger(Scheduler: SchedulerClass) -> None:
     """A policy that chooses somebody who is no candidate is refused, as a `PartError`. Otherwise: a
     fault in a reader's policy looks like a fault of the memory."""
-    for who in (None, "first"):
-        machine = pressed(
-            Scheduler,
-            policy=lambda _, who=who: min(
-                machine.scheduler.running, key=machine.scheduler.waiting.rank
-            )
-            if who
-            else None,
-        )
+
+    def first_in_line(candidates: Candidates[Sequence]) -> Sequence:
+        running: list[Sequence] = machine.scheduler.running
+        return min(running, key=machine.scheduler.waiting.rank)
+
+    strangers: dict[str, Any] = {"None": lambda _: None, "the first in line": first_in_line}
+    for who, policy in strangers.items():
+        machine = pressed(Scheduler, policy=policy)
         refuses(f"a policy that chooses {who}", machine.drain, error=PartError)
 
 
@@ -395,8 +408,8 @@ def case_nobody_comes_in_while_another_goes(Scheduler: SchedulerClass) -> None:
 def case_urgent_first(Scheduler: SchedulerClass) -> None:
     """A strictly more urgent sequence takes the place of the least urgent that runs. Otherwise: an
     urgent request waits for the longest answer of somebody who has time."""
-    for lacks, sizes in (("a place", {"seqs": 2}), ("blocks", {"blocks": 9})):
-        machine = Machine(Scheduler, queue=StrictPriority, **sizes)
+    for lacks, seqs, blocks in (("a place", 2, 40), ("blocks", 4, 9)):
+        machine = Machine(Scheduler, seqs=seqs, blocks=blocks, queue=StrictPriority)
         for request in (asked("patient", 9, 20, priority=5), asked("normal", 9, 8, priority=1)):
             machine.add(request)
             machine.step()
@@ -457,23 +470,52 @@ def moved(machine: Machine) -> tuple[int, int, int]:
     )
 
 
+def case_swapped_before_its_copy(Scheduler: SchedulerClass) -> None:
+    """Of a block whose copy still waits, the host gets what the copy would have held. Otherwise: an
+    answer that was forked and thrown out in one step comes back to a block that nobody filled."""
+
+    def the_forked_one(candidates: Candidates[Sequence]) -> Sequence:
+        return next((each for each in candidates if each.name == "fork/0"), candidates[-1])
+
+    for blocks in (6, 7, 8):
+        machine = Machine(Scheduler, seqs=5, blocks=blocks, host=20, policy=the_forked_one)
+        machine.add(asked("a", 5, 10), asked("b", 4, 6), asked("fork", 6, 6, n=3))
+        machine.drain()
+
+
 # -- a step that breaks off ---------------------------------------------------------------------
+
+EVENTS: dict[str, Callable[[StepPlan], bool]] = {
+    "decodes": lambda plan: bool(plan.scheduled),
+    "a prompt": lambda plan: any(part.num_new > 1 for part in plan.scheduled),
+    "copies": lambda plan: bool(plan.copies),
+    "a preemption": lambda plan: bool(plan.preempted),
+    "a return": lambda plan: any(part.kind == "recompute" for part in plan.scheduled),
+    "blocks coming in": lambda plan: bool(plan.swap_in),
+}
 
 
 def case_failed(Scheduler: SchedulerClass) -> None:
     """After a step that broke off, whatever it was writing is computed again, and no token is lost
     or told twice. Otherwise: one bad step makes all answers after it wrong, and nobody notices."""
+
+    def begun(host: int) -> Machine:
+        machine = pressed(Scheduler, host=host)
+        machine.add(asked("fork", 6, 4, n=2))
+        return machine
+
     for host in (0, 20):
-        for good in (0, 1, 3, 6, 8, 11):
-            machine = pressed(Scheduler, host=host)
-            machine.add(asked("fork", 6, 4, n=2))
+        plans = begun(host).drain()
+        for what, happens in EVENTS.items():
+            good = next((number for number, plan in enumerate(plans) if happens(plan)), len(plans))
+            machine = begun(host)
             machine.steps(good)
-            machine.fail()
+            machine.fail()  # the one with the event in it
             machine.fail()
             machine.drain()
-            for name in ("a", "b", "c"):
-                text = machine.texts[name]
-                equal(text.num_out, 14, f"tokens of {name}, steps {good + 2} and the next failed")
+            for request in GROW:
+                text = machine.texts[request.request_id]
+                equal(text.num_out, 14, f"tokens of {text.name}, after a step with {what} failed")
 
 
 # -- all of it ----------------------------------------------------------------------------------

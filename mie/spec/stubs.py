@@ -16,8 +16,13 @@ if TYPE_CHECKING:  # names of types only, so that a pool's stub doesn't wait for
     from torch import Tensor
 
     from mie.memory.block_copies import BlockCopies
+    from mie.memory.manager import BlockManager
     from mie.memory.prefix_cache import HitCounter
     from mie.model.checkpoint import TensorInfo
+    from mie.request import Request
+    from mie.request import Sequence as Running
+    from mie.scheduling.limits import Limits
+    from mie.scheduling.plan import SequenceOutput, StepPlan, StepResult
 
 
 class SafetensorsReader:
@@ -231,6 +236,81 @@ class PrefixCache:
         raise NotImplementedError("forget everything")
 
 
+class Scheduler:
+    """Which tokens of which sequences run in the next step."""
+
+    limits: Limits
+    memory: BlockManager
+    running: list[Running]  # those that have a table, in the order of their admission
+    waiting: Any  # the queue
+
+    def __init__(
+        self, limits: Limits, memory: BlockManager, queue: Any, victim_policy: Any
+    ) -> None:
+        """Nobody waits and nobody runs."""
+        raise NotImplementedError("begin with nobody")
+
+    def add(self, request: Request) -> Running:
+        """One more waits. Raises what ``mie.scheduling.limits.max_output`` raises, at once."""
+        raise NotImplementedError("make a sequence and put it into the queue")
+
+    def abort(self, request_id: str) -> None:
+        """Its answers end, in whatever state. Unknown or ended: nothing happens."""
+        raise NotImplementedError("end them; what a step is writing into goes back after it")
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would compute something or has an end to report."""
+        raise NotImplementedError("ask all who are here")
+
+    def schedule(self) -> StepPlan:
+        """The plan of the next step, with the moves that ``memory.host`` and ``.copies`` take."""
+        raise NotImplementedError("give the budget away")
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
+        """The step is done: ``memory.launched()``. A token or an end for each that has one."""
+        raise NotImplementedError("count what is computed, append what was chosen")
+
+    def failed(self, plan: StepPlan) -> None:
+        """The step broke off: ``memory.launched()``. What it touched is computed again."""
+        raise NotImplementedError("send all that it touched back to the queue")
+
+
+class Queue:
+    """Who waits, in an order of the queue's own."""
+
+    def add(self, sequence: Running) -> None:
+        """One more waits: a new one, or one that was preempted."""
+        raise NotImplementedError("put it at its rank")
+
+    def peek(self) -> Running | None:
+        """Who is next, still in the queue; None if nobody waits."""
+        raise NotImplementedError("the lowest rank")
+
+    def remove(self, sequence: Running) -> None:
+        """It waits no longer, wherever it stood."""
+        raise NotImplementedError("take it out")
+
+    def rank(self, sequence: Running) -> Any:
+        """Its place in the order, as something that ``<`` compares. It never changes."""
+        raise NotImplementedError("what decides, and then what breaks ties")
+
+    def urgency(self, sequence: Running) -> int:
+        """The coarse part of its rank: only strictly less may push out what runs."""
+        raise NotImplementedError("one number for all, unless some may push")
+
+    def __len__(self) -> int:
+        raise NotImplementedError("how many wait")
+
+    def __iter__(self) -> Iterator[Running]:
+        raise NotImplementedError("all that wait, from the lowest rank up")
+
+
+def victim_policy(candidates: Sequence[Running]) -> Running:
+    """One of ``candidates``, who run, in the order of admission: it gives all its blocks back."""
+    raise NotImplementedError("choose one")
+
+
 STUBS: dict[str, Any] = {
     "safetensors_reader": SafetensorsReader,
     "rms_norm": rms_norm,
@@ -240,4 +320,7 @@ STUBS: dict[str, Any] = {
     "block_pool": BlockPool,
     "block_table": BlockTable,
     "prefix_cache": PrefixCache,
+    "scheduler": Scheduler,
+    "queue": Queue,
+    "victim_policy": victim_policy,
 }

@@ -118,7 +118,9 @@ def case_same_choice_again(policy: Policy) -> None:
 
 def serves(policy: Policy, requests: list[Request], queue: type[WaitingQueue], host: int) -> None:
     """All ``requests``, in a third of the memory that they would like to have."""
-    machine = Machine(Scheduler, seqs=8, budget=24, blocks=14, host=host, queue=queue, policy=policy)
+    machine = Machine(
+        Scheduler, seqs=8, budget=24, blocks=14, host=host, queue=queue, policy=policy
+    )
     waiting = list(requests)
     while waiting or machine.scheduler.has_work:
         if waiting:

@@ -5,16 +5,23 @@ Invariant: nothing is computed here that the benchmark does not say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table as RichTable
 
-from mie.bench.memory_tables import Table
+from mie import machine
+from mie.bench.memory_tables import Table, percent
 from mie.bench.pool import COUNTED, KINDS, OperationCost
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from mie.bench.decode import DecodeSpeed
+    from mie.bench.throughput import Throughput
+    from mie.model.decoder import Decoder
+
+FASTEST = "continuous"  # what the others are compared with
 
 
 def show_tables(tables: Iterable[Table], console: Console) -> None:
@@ -44,6 +51,74 @@ def show_pool_costs(costs: Sequence[OperationCost], console: Console) -> None:
         f"call, {'the same' if same else 'not the same'} in all pools; "
         f"{min(count, COUNTED):,} calls of each were counted.",
         highlight=False,
+    )
+
+
+def stamp(decoder: Decoder) -> dict[str, Any]:
+    """Where the times were taken, with what, and in which numbers."""
+    import torch
+
+    return {
+        "cpu": machine.cpu_model(),
+        "cores": machine.usable_cores(),
+        "gpu": machine.gpu(),
+        "device": str(decoder.device),
+        "dtype": str(decoder.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "versions": machine.versions("torch", "mie"),
+    }
+
+
+def show_throughput(result: Throughput, where: Mapping[str, Any], console: Console) -> None:
+    """A row for each schedule, and what counts alone had let expect."""
+    rows = [
+        (
+            run.scheduler,
+            f"{run.num_requests}",
+            f"{run.tokens_per_second:,.1f}",
+            f"{run.steps:,}",
+            f"{run.mean_batch:.1f}",
+            percent(run.padding_share),
+            f"{run.median_first_token_seconds:.2f} s",
+            f"{run.seconds:.1f} s",
+        )
+        for run in result.runs
+    ]
+    head = ("", "requests", "tokens/s", "steps", "batch", "padding", "first token", "total")
+    title = f"Throughput: {where['dtype']} on {where['device']}, {where['threads']} threads"
+    _show(title, head, rows, console)
+    cost, slow = result.cost, [run.scheduler for run in result.runs if run.scheduler != FASTEST]
+    ratios = ", ".join(
+        f"{result.measured_ratio(name):.1f} times {name} (expected from counts: "
+        f"{result.predicted_ratio(name):.1f})"
+        for name in slow
+    )
+    alone = min(run.num_requests for run in result.runs)
+    console.print(
+        f"Continuous: {ratios}. A step costs {1e3 * cost.seconds_per_step:.1f} ms and "
+        f"{1e3 * cost.seconds_per_token:.2f} ms for each token. Output tokens are counted; first "
+        f"token: the median time until a request has one, all of them waiting from the start. "
+        f"Static waves are told the lengths of all answers. {result.same_answers} of {alone} "
+        "answers are the same in all runs.",
+        markup=False,
+        highlight=False,
+    )
+    console.print(f"{where['cpu']}, {where['gpu'] or 'no GPU'}", style="dim", markup=False)
+
+
+def show_decode_speeds(speeds: Sequence[DecodeSpeed], console: Console) -> None:
+    """A row for each number of sequences."""
+    rows = [
+        (
+            f"{speed.num_sequences}",
+            f"{speed.paged_tokens_per_second:,.1f}",
+            f"{speed.plain_tokens_per_second:,.1f}",
+            f"{speed.paged_to_plain:.2f}",
+        )
+        for speed in speeds
+    ]
+    _show(
+        "Decoding, tokens a second", ("sequences", "engine", "plain loop", "ratio"), rows, console
     )
 
 

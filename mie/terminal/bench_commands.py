@@ -7,18 +7,24 @@ progress, and a command imports what it needs when it runs.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from mie.errors import MieError
-from mie.terminal.console import stderr
+from mie.terminal.console import Device, Dtype, Model, stderr
+
+if TYPE_CHECKING:
+    from mie.bench.decode import DecodeSpeed
+    from mie.model.decoder import Decoder
 
 bench = typer.Typer(
-    help="Measure the engine's parts. [bold]memory[/] counts, [bold]pool[/] takes times.",
+    help="Measure the engine. [bold]memory[/] counts; [bold]pool[/] and [bold]throughput[/] take "
+    "times.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -93,6 +99,99 @@ def bench_pool(
             status.update(f"{operations:,} operations of each kind, {size:,} blocks")
             costs += pool_costs(size, operations, seed)
     show_pool_costs(costs, Console())
+
+
+@bench.command("throughput", epilog="Example: [bold]mie bench throughput --requests 16[/]")
+def bench_throughput(
+    model: Model = "smollm2-135m",
+    requests: Annotated[int, typer.Option(min=1, help="How many, of mixed length.")] = 32,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="How many run at once.")] = 8,
+    alone: Annotated[
+        int,
+        typer.Option(min=1, help="How many run one at a time: the slowest way, and a rate."),
+    ] = 8,
+    decode: Annotated[
+        bool,
+        typer.Option("--decode", help="Also decode 1, 8 and 32 sequences, beside a plain loop."),
+    ] = False,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            dir_okay=False,
+            allow_dash=True,
+            help="Write all numbers to FILE; '-' for standard output, instead of the tables.",
+        ),
+    ] = None,
+    trace_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE",
+            dir_okay=False,
+            help="Write the steps of the continuous run to FILE, for https://ui.perfetto.dev.",
+        ),
+    ] = None,
+    seed: Seed = 0,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Tokens a second on this machine: one at a time, in static waves, continuously.
+
+    Requests of mixed length wait from the start; prompts are random, answers have fixed lengths.
+
+    About a minute for the built-in model on two quiet cores.
+    """
+    from mie.bench.throughput import mixed_workload, throughput
+    from mie.scheduling.trace import to_perfetto
+    from mie.terminal.bench import show_decode_speeds, show_throughput, stamp
+
+    _require_folders(json_file, trace_file)
+    decoder = load_decoder(model, dtype, device)
+    with stderr().status("") as status:
+        workload = mixed_workload(decoder.config.vocab_size, requests, seed)
+        result = throughput(decoder, workload, max_num_seqs, alone, status.update)
+        speeds = _decode_speeds(decoder, status.update) if decode else []
+    where = stamp(decoder)
+    numbers = {
+        "machine": where,
+        "model": model,
+        "seed": seed,
+        "throughput": result.as_dict(),
+        "decode": [speed.as_dict() for speed in speeds],
+    }
+    if json_file == STANDARD_OUTPUT:
+        print(json.dumps(numbers, indent=2))
+    else:
+        show_throughput(result, where, Console())
+        if speeds:
+            show_decode_speeds(speeds, Console())
+        if json_file:
+            _write(json_file, json.dumps(numbers, indent=2) + "\n")
+    if trace_file:
+        _write(trace_file, to_perfetto(result.run("continuous").records))
+
+
+def load_decoder(model: str, dtype: str, device: str) -> Decoder:
+    """The weights. Its own engine has no memory to speak of: the benchmark builds others."""
+    from mie.model import hub
+
+    path = hub.resolve(model)  # shows its own progress when it has to download
+    with stderr().status(f"loading {escape(model)}"):
+        from mie import LLM
+
+        return LLM(path, dtype=dtype, device=device, num_blocks=2).decoder
+
+
+def _decode_speeds(decoder: Decoder, tell: Callable[[str], None]) -> list[DecodeSpeed]:
+    from mie.bench.decode import decode_speed
+
+    speeds = []
+    for count in (1, 8, 32):
+        tell(f"decoding {count} at once, the engine's step and a plain loop in turn")
+        speeds.append(decode_speed(decoder, count))
+    return speeds
 
 
 def _require_folders(*files: Path | None) -> None:

@@ -3,6 +3,7 @@
 The mutants are the scheduler below with one piece exchanged, or the engine's own.
 """
 
+from dataclasses import replace
 from itertools import count
 
 from mie.errors import ContextLengthError
@@ -353,7 +354,7 @@ class OneTokenAgain(FairShares):
     """Each piece begins with the last token of the one before."""
 
     def part(self, sequence, share):
-        again = 0 < sequence.num_computed and share < sequence.num_to_compute
+        again = sequence.num_computed > 0 and share < sequence.num_to_compute
         sequence.num_computed -= again
         try:
             return super().part(sequence, share)
@@ -457,9 +458,7 @@ class HitsAreASecret(FairShares):
 
 class SaltLost(FairShares):
     def insert(self, sequence):
-        self.memory.prefix_cache.insert(
-            sequence.table, sequence.token_ids, sequence.num_computed
-        )
+        self.memory.prefix_cache.insert(sequence.table, sequence.token_ids, sequence.num_computed)
 
 
 class InsertsWhatIsPlanned(FairShares):
@@ -483,8 +482,7 @@ class ForksWithTheirTail(FairShares):
     """Whoever is forked gets its own copy of the last block, though nobody writes into it yet."""
 
     def answer(self, sequence, tokens):
-        for output in list(super().answer(sequence, tokens)):
-            yield output
+        yield from list(super().answer(sequence, tokens))
         for each in self.running[:] if len(tokens) > 1 else []:
             if each.request is sequence.request and each.finish_reason is None:
                 each.table.truncate((each.num_computed - 1) // 4 * 4)
@@ -796,11 +794,7 @@ class FailedSwapsCount(FairShares):
     """Who was on its way to the host when the step broke off is believed to be there."""
 
     def failed(self, plan):
-        super().failed(plan._replace(swap_out=()) if hasattr(plan, "_replace") else without(plan))
-
-
-def without(plan):
-    return StepPlan(plan.number, plan.token_budget, plan.scheduled, plan.copies)
+        super().failed(replace(plan, swap_out=()))
 
 
 class FailedIsForgotten(FairShares):
@@ -913,7 +907,7 @@ KILLED_BY = {
     FailedIsForgotten: "failed",
     KeepsABlock: "everything_goes_back",
     SleepsAtTheEnd: "everything_goes_back",
-    SwapsTheTarget: "random_traces",
+    SwapsTheTarget: "swapped_before_its_copy",
     ForgetsItsForks: "random_traces",
-    NoSaltOnReturn: "random_traces",
+    NoSaltOnReturn: "keeps_its_tokens",
 }

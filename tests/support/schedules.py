@@ -162,8 +162,20 @@ class Case:
     def _add(self, harness: Harness, number: int, ask: Ask) -> None:
         try:
             harness.add(ask.request(number))
+            assert self.fits(ask), f"{ask} was accepted"
         except RequestError:
+            assert not self.fits(ask), f"{ask} was refused"
             harness.counts["refused"] += 1
+
+    def fits(self, ask: Ask) -> bool:
+        """Whether it could be served alone, with all of the answer that it asks for by number."""
+        setting, prompt = self.setting, ask.prompt[1]
+        if ask.n > setting.max_num_seqs or prompt >= setting.max_model_len:
+            return False
+        output = 1 if ask.max_tokens is None else ask.max_tokens
+        computed = min(prompt + output, setting.max_model_len) - 1  # all tokens but the last
+        needed = blocks_needed(computed, setting.block_size)
+        return needed <= setting.num_blocks(self.asks) - 1
 
 
 def policy(name: str) -> VictimPolicy:

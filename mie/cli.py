@@ -25,10 +25,19 @@ from typer.core import TyperGroup
 from mie import __version__
 from mie.errors import EmptyPromptError, MieError, RequestError
 from mie.terminal.bench_commands import bench
-from mie.terminal.console import Device, Dtype, Model, stderr
+from mie.terminal.console import (
+    Device,
+    DrawSeed,
+    Dtype,
+    Model,
+    NumBlocks,
+    Temperature,
+    stderr,
+)
 
 if TYPE_CHECKING:
     from mie.engine.llm import LLM
+    from mie.sampling_params import SamplingParams
 
 
 class Commands(TyperGroup):
@@ -81,7 +90,7 @@ System = Annotated[
 ]
 
 
-def load_llm(model: str, dtype: str, device: str) -> LLM:
+def load_llm(model: str, dtype: str, device: str, num_blocks: int | None = None) -> LLM:
     """The model, with a word to the person who waits."""
     from mie.model import hub
 
@@ -89,7 +98,7 @@ def load_llm(model: str, dtype: str, device: str) -> LLM:
     with stderr().status(f"loading {escape(model)}"):
         from mie import LLM
 
-        return LLM(path, dtype=dtype, device=device)
+        return LLM(path, dtype=dtype, device=device, num_blocks=num_blocks)
 
 
 # -- commands -----------------------------------------------------------------------------------
@@ -102,6 +111,11 @@ def generate(
     ],
     model: Model = "smollm2-135m",
     max_tokens: Annotated[int, typer.Option(min=1, help="Where to cut the answer.")] = 256,
+    temperature: Temperature = 0.0,
+    seed: DrawSeed = None,
+    n: Annotated[
+        int, typer.Option("--n", min=1, help="How many answers; shown when all are whole.")
+    ] = 1,
     system: System = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the text as it stands: no chat template.")
@@ -109,43 +123,76 @@ def generate(
     stats: Annotated[bool, typer.Option(help="Say on stderr how long it took.")] = True,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    num_blocks: NumBlocks = None,
 ) -> None:
     """Answer one prompt, token by token."""
+    from mie.sampling_params import SamplingParams
     from mie.terminal.answer import show_answer
 
     if raw and system is not None:
         raise typer.BadParameter("--system is part of the chat template that --raw leaves out")
+    sampling = SamplingParams(max_tokens, temperature, seed, n)
+    if n > 1 and sampling.is_greedy:
+        raise typer.BadParameter(f"--n {n} answers would be one answer: give a --temperature too")
     text = _read_stdin() if prompt == "-" else prompt
     if not text:
         raise EmptyPromptError("the prompt is empty")
-    llm = load_llm(model, dtype, device)
+    llm = load_llm(model, dtype, device, num_blocks)
     messages = [{"role": "user", "content": text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     ids = llm.tokenizer.encode_prompt(text) if raw else llm.chat_prompt(messages)
-    answer = show_answer(llm.stream(ids, max_tokens=max_tokens), len(ids), sys.stdout)
+    if n > 1:
+        _generate_several(llm, ids, sampling, stats)
+        return
+    answer = show_answer(llm.stream(ids, sampling), len(ids), sys.stdout)
     if stats:
         stderr().print(answer.summary(), style="dim", soft_wrap=True)
     if answer.ending == "interrupted":
         raise typer.Exit(130)
 
 
+def _generate_several(llm: LLM, ids: list[int], sampling: SamplingParams, stats: bool) -> None:
+    from mie.terminal.answer import show_answers
+
+    try:
+        with stderr().status(f"{sampling.n} answers"):
+            result = llm.generate(ids, sampling)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    summary = show_answers(
+        result, sys.stdout, lambda text: stderr().print(text, style="dim", soft_wrap=True)
+    )
+    if stats:
+        stderr().print(summary, style="dim", soft_wrap=True)
+
+
 @app.command(epilog='Example: [bold]mie chat --system "You are a pirate."[/]')
 def chat(
     model: Model = "smollm2-135m",
     max_tokens: Annotated[int, typer.Option(min=1, help="Where to cut each answer.")] = 512,
+    temperature: Temperature = 0.0,
+    seed: DrawSeed = None,
     system: System = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    num_blocks: NumBlocks = None,
 ) -> None:
     """Talk with the model. /help lists what else can be typed; Ctrl-C stops an answer."""
     from mie.terminal.conversation import Conversation
 
-    llm = load_llm(model, dtype, device)
+    llm = load_llm(model, dtype, device, num_blocks)
     console = stderr()
     if sys.stdin.isatty():
         console.print(f"{model}: /help for commands, Ctrl-D to leave", style="dim", markup=False)
-    Conversation(llm, console, system=system, max_tokens=max_tokens).run()
+    Conversation(
+        llm,
+        console,
+        system=system,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+    ).run()
 
 
 @app.command(epilog="Example: [bold]mie check rope --implementation my_rope.py:rope[/]")

@@ -120,19 +120,56 @@ def test_text_uses_errors_and_the_reader_of_gguf_files() -> None:
     assert strangers == set()
 
 
+PASSED_DOWN = {  # what a plan is made of: all that execution may know of those who decide
+    "mie.scheduling.plan",
+    "mie.memory.block_copies",
+    "mie.memory.swap",
+    "mie.sampling_params",
+}
+
+
 def test_execution_does_not_look_up_at_the_engine() -> None:
-    assert {used for _, used in rooms_used("execution")} <= {"errors", "model", "ops", "kernels"}
+    rooms = {"errors", "model", "ops", "kernels", "sampling"}
+    strangers = {
+        (module, name)
+        for module in of("execution")
+        for name in ours(module)
+        if room(name) not in rooms | {"execution"} and name.rpartition(".")[0] not in PASSED_DOWN
+    }
+    assert strangers == set()
+
+
+def test_sampling_knows_what_may_be_asked_for_and_nothing_else() -> None:
+    assert {used for _, used in rooms_used("sampling")} <= {"sampling_params"}
+
+
+def strangers_to_the_standard_library(*rooms: str) -> set[tuple[str, str]]:
+    return {
+        (module, name)
+        for module in of(*rooms)
+        for name in SOURCES[module]
+        if name.split(".")[0] not in sys.stdlib_module_names | {"mie"}
+    }
 
 
 def test_memory_uses_errors_and_the_standard_library() -> None:
     assert {used for _, used in rooms_used("memory")} <= {"errors"}
-    strangers = {
-        (module, name)
-        for module in of("memory")
-        for name in SOURCES[module]
-        if name.split(".")[0] not in sys.stdlib_module_names | {"mie"}
-    }
-    assert strangers == set()
+    assert strangers_to_the_standard_library("memory") == set()
+
+
+def test_scheduling_decides_in_integers() -> None:
+    beside = {"memory", "errors", "request", "sampling_params"}
+    assert {used for _, used in rooms_used("scheduling")} <= beside
+    assert {used for _, used in rooms_used("request")} <= {"memory", "sampling_params"}
+    assert {used for _, used in rooms_used("sampling_params")} <= {"errors"}
+    assert {used for _, used in rooms_used("config")} <= {"errors", "sampling_params", "scheduling"}
+    alone = strangers_to_the_standard_library("scheduling", "request", "sampling_params", "config")
+    assert alone == set()
+
+
+def test_the_core_of_the_engine_knows_a_plan_and_no_runner() -> None:
+    used = {room(name) for name in ours("mie.engine.core")}
+    assert used == {"request", "scheduling"}
 
 
 def test_benchmarks_draw_in_two_named_files() -> None:
@@ -140,8 +177,15 @@ def test_benchmarks_draw_in_two_named_files() -> None:
     assert looks == {"mie.bench.memory_plots", "mie.bench.memory_report"}
 
 
+RUN_THE_MODEL = {"mie.bench.decode", "mie.bench.plain_loop"}  # benchmarks that need torch
 NO_TORCH = ["mie", "mie.errors", "mie.parts", "mie.machine", "mie.cli", "mie.terminal.bench"]
-NO_TORCH += sorted(of("memory", "bench"))
+NO_TORCH += ["mie.config", "mie.request", "mie.sampling_params", "mie.engine.core"]
+NO_TORCH += sorted({*of("memory", "scheduling", "bench")} - RUN_THE_MODEL)
+
+
+def test_the_benchmarks_that_are_excepted_need_torch() -> None:
+    imported = {name.split(".")[0] for module in RUN_THE_MODEL for name in SOURCES[module]}
+    assert {*of("bench")} >= RUN_THE_MODEL and "torch" in imported
 
 
 @pytest.mark.parametrize("module", NO_TORCH)

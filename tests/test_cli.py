@@ -16,15 +16,17 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from mie import cli
+from mie import SamplingParams, cli
+from mie.engine.outputs import Completion, RequestOutput
 from mie.errors import ChatTemplateError, ContextLengthError, ModelNotFoundError
 from mie.model import packaged
+from mie.request import FinishReason
 
 
 @dataclass
 class Piece:
     text: str
-    token_id: int = 0
+    token_id: int | None = 0
     finish_reason: str | None = None
     num_cached_tokens: int = 0
 
@@ -48,10 +50,10 @@ class FakeLLM:
         self.asked.append(list(messages))
         return list(range(10 * len(messages)))
 
-    def stream(self, prompt, max_tokens=None):
+    def stream(self, prompt, sampling):
         if len(prompt) >= self.context:
             raise ContextLengthError(f"{len(prompt)} tokens; the model reads {self.context}")
-        self.prompts.append((prompt, max_tokens))
+        self.prompts.append((prompt, sampling))
         return self._pieces(self.answers[(len(self.prompts) - 1) % len(self.answers)])
 
     def _pieces(self, texts):
@@ -60,13 +62,21 @@ class FakeLLM:
                 raise text
             last = index == len(texts) - 1
             reason = self.finish_reason if last else None
-            yield Piece(text, index, reason, self.num_cached_tokens)
+            ends_without_a_token = reason == "kv_exhausted"
+            token_id = None if ends_without_a_token else index
+            yield Piece(text, token_id, reason, self.num_cached_tokens)
+
+    def generate(self, prompt, sampling):
+        self.prompts.append((prompt, sampling))
+        texts = ["".join(self.answers[place % len(self.answers)]) for place in range(sampling.n)]
+        completions = [Completion(text, [1, 2], FinishReason.LENGTH) for text in texts]
+        return RequestOutput("1", tuple(prompt), completions, self.num_cached_tokens, 0.5, 2.0)
 
 
 @pytest.fixture
 def llm(monkeypatch):
     fake = FakeLLM()
-    monkeypatch.setattr(cli, "load_llm", lambda model, dtype, device: fake)
+    monkeypatch.setattr(cli, "load_llm", lambda model, dtype, device, num_blocks: fake)
     monkeypatch.delenv("MIE_DEBUG", raising=False)
     return fake
 
@@ -87,12 +97,73 @@ def test_only_the_answer_goes_to_stdout_and_times_go_to_stderr(llm):
         result.stderr,
     )
     assert llm.asked == [[{"role": "user", "content": "Capital?"}]]
-    assert llm.prompts == [(list(range(10)), 7)]
+    assert llm.prompts == [(list(range(10)), SamplingParams(max_tokens=7))]
 
 
 def test_what_was_in_memory_already_is_said(llm):
     llm.num_cached_tokens = 6
     assert mie("generate", "Capital?").stderr.startswith("10 prompt tokens, 6 cached, in 0.")
+
+
+def test_how_an_answer_is_drawn_is_passed_on(llm):
+    mie("generate", "Capital?", "--temperature", "0.7", "--seed", "5")
+    mie("chat", "--temperature", "0.2", "--seed", "6", stdin="Hi\n")
+    one, two = (sampling for _, sampling in llm.prompts)
+    assert one == SamplingParams(max_tokens=256, temperature=0.7, seed=5)
+    assert (two.temperature, two.seed) == (0.2, 6)
+
+
+def test_several_answers_have_headings_on_stderr_and_texts_on_stdout(llm):
+    llm.answers = [["Par", "is."], ["Rome."], ["Oslo\x1b."]]
+    result = mie("generate", "Capital?", "--n", "3", "--temperature", "1")
+    assert (result.exit_code, result.stdout) == (0, "Paris.\nRome.\nOslo\x1b.\n")
+    headings = [f"{number} of 3, cut at the limit of tokens" for number in (1, 2, 3)]
+    assert result.stderr.splitlines()[-4:] == [
+        *headings,
+        "10 prompt tokens in 0.50 s · 6 tokens at 1.5 a second",
+    ]
+    assert llm.prompts[0][1] == SamplingParams(max_tokens=256, temperature=1.0, n=3)
+    said = mie("generate", "Capital?", "--n", "2", "--temperature", "1", "--no-stats").stderr
+    assert said.splitlines()[-1].startswith("2 of 2")
+
+
+def test_ctrl_c_before_several_answers_are_there(llm, monkeypatch):
+    def interrupted(prompt, sampling):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm, "generate", interrupted)
+    result = mie("generate", "Capital?", "--n", "2", "--temperature", "1")
+    assert (result.exit_code, result.stdout) == (130, "")
+
+
+def test_the_size_of_the_memory_reaches_the_engine(monkeypatch):
+    sizes = []
+
+    def load(model, dtype, device, num_blocks):
+        sizes.append(num_blocks)
+        return FakeLLM()
+
+    monkeypatch.setattr(cli, "load_llm", load)
+    mie("generate", "x", "--num-blocks", "40")
+    mie("chat", "--num-blocks", "41", stdin="")
+    mie("generate", "x")
+    assert sizes == [40, 41, None]
+
+
+def test_an_answer_that_the_memory_ended_says_so_and_counts_no_token_for_it(llm):
+    llm.finish_reason = "kv_exhausted"
+    result = mie("generate", "Capital?")
+    assert result.stdout == "Paris.\n"
+    assert " s · 2 tokens at " in result.stderr
+    assert result.stderr.endswith("cut where the K/V memory ended\n")
+    assert "the context of 100 tokens is full" in mie("chat", stdin="Hi\n").stderr
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+def test_every_way_to_end_has_its_words(reason):
+    from mie.terminal.answer import ENDINGS
+
+    assert ENDINGS[reason]
 
 
 def test_without_stats_nothing_is_said(llm):
@@ -176,6 +247,11 @@ def test_ctrl_c_ends_the_answer_with_what_came(llm):
         ["generate"],
         ["generate", "x", "--max-tokens", "0"],
         ["generate", "x", "--raw", "--system", "y"],
+        ["generate", "x", "--temperature", "-1"],
+        ["generate", "x", "--seed", "-1"],
+        ["generate", "x", "--n", "0", "--temperature", "1"],
+        ["generate", "x", "--n", "2"],
+        ["generate", "x", "--num-blocks", "1"],
         ["generate", "x", "--nonsense"],
         ["nonsense"],
     ],
@@ -325,6 +401,12 @@ def test_a_cut_answer_says_by_what(llm):
     assert "the context of 13 tokens is full" in mie("chat", stdin="Hi\n").stderr
 
 
+def test_in_a_chat_an_answer_may_be_as_long_as_there_is_room(llm):
+    """Else a question near the end of the memory would be refused for an answer nobody needs."""
+    mie("chat", "--max-tokens", "75", stdin="Hi\nHi\n")
+    assert [sampling.max_tokens for _, sampling in llm.prompts] == [75, 100 - 30]
+
+
 def test_ctrl_c_keeps_what_was_said_and_the_chat(llm):
     llm.answers = [["Well, ", KeyboardInterrupt()], ["Yes"]]
     result = mie("chat", stdin="Hi\nGo on\n")
@@ -354,7 +436,7 @@ def test_ctrl_c_at_the_prompt_says_how_to_leave_and_stays(llm, monkeypatch):
 CHAT_IN_A_TERMINAL = """
 import os, select, signal
 from mie import cli
-from mie.engine.llm import Piece
+from mie.engine.outputs import Piece
 
 interrupted, wakeup = os.pipe()  # a signal is a byte in here, also one that comes before we wait
 os.set_blocking(wakeup, False)
@@ -365,7 +447,7 @@ class LLM:
     def chat_prompt(self, messages):
         self.messages = messages
         return [1]
-    def stream(self, prompt, max_tokens=None):
+    def stream(self, prompt, sampling):
         if len(self.messages) > 1:
             yield Piece(repr(self.messages[1]), 0, "stop")
             return

@@ -11,9 +11,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mie.engine import paged
-from mie.engine.paged import KVMemory, choose_num_blocks, greedy_paged
+from mie.engine.paged import KVMemory, greedy_paged
 from mie.engine.plain import greedy_with_cache, greedy_without_cache
-from mie.errors import ConfigError, OutOfBlocksError
+from mie.errors import OutOfBlocksError
 from mie.execution.contiguous_cache import ContiguousCache
 from mie.memory.block_pool import blocks_needed
 from mie.memory.prefix_cache import HashPrefixCache, NoPrefixCache
@@ -367,36 +367,3 @@ def test_a_prompt_that_does_not_fit_beside_another_changes_nothing():
         tokens += islice(loop, 5)
     assert tokens == definition(0, tuple(STORY[:12]), 6)[0]
     whole(where)
-
-
-# -- how many blocks ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("memory_bytes", "block_size", "expected"),
-    [
-        (None, 16, 9),  # 128 tokens of context, and scratch
-        (10**9, 16, 9),
-        (10**9, 100, 3),
-        (10 * 16 * 192, 16, 5),  # 192 bytes a token: ten blocks, of which half
-        (100, 16, 2),
-    ],
-)
-def test_by_default_one_context_or_half_of_the_memory(
-    monkeypatch, memory_bytes, block_size, expected
-):
-    monkeypatch.setattr(paged, "device_memory", lambda device: memory_bytes)
-    config = decoder().config
-    assert config.kv_bytes_per_token(torch.float32) == 192
-    place = torch.device("cpu")
-    assert choose_num_blocks(config, torch.float32, place, block_size, None) == expected
-    if memory_bytes is None or memory_bytes > 10**6:
-        assert choose_num_blocks(config, torch.float32, place, block_size, 77) == 77
-
-
-def test_more_blocks_than_the_device_has_memory_for(monkeypatch):
-    monkeypatch.setattr(paged, "device_memory", lambda device: 10 * 16 * 192)
-    arguments = decoder().config, torch.float32, torch.device("cpu"), 16
-    assert choose_num_blocks(*arguments, 10) == 10
-    with pytest.raises(ConfigError, match=r"11 blocks of 16 tokens take 33,792 bytes.* 30,720"):
-        choose_num_blocks(*arguments, 11)

@@ -179,7 +179,7 @@ def test_ctrl_c_inside_generate_leaves_an_engine_that_works(llm, monkeypatch, at
 # -- streams ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_blocks", [200, 20])
+@pytest.mark.parametrize("num_blocks", [200, 24])
 def test_streams_in_turns_are_each_what_they_are_alone(llm, num_blocks):
     llm = llm.with_settings(num_blocks=num_blocks)
     sampling = SamplingParams(max_tokens=15)
@@ -219,7 +219,7 @@ def test_a_stream_that_is_closed_gives_its_blocks_to_the_others(llm):
     next(first), next(second)
     first.close()
     first.close()
-    assert llm.engine.core.scheduler.running and not idle(llm)
+    assert len(llm.engine.core.scheduler.running) == 1
     assert len(list(second)) == 9 and idle(llm)
 
 
@@ -237,7 +237,7 @@ def test_a_seed_repeats_an_answer_whatever_runs_beside_it(llm):
         prompts.insert(place, PROMPTS[0])
         params.insert(place, WARM)
         assert llm.generate(prompts, params)[place].token_ids == expected
-    tight = llm.with_settings(num_blocks=24, token_budget=6, max_num_seqs=5)
+    tight = llm.with_settings(num_blocks=30, token_budget=30, max_num_seqs=5)
     assert tight.generate(PROMPTS, [WARM, *mates])[0].token_ids == expected
     assert any(record.preempted for record in tight.trace.records)
     other = SamplingParams(max_tokens=12, temperature=0.8, seed=8)
@@ -325,7 +325,7 @@ def test_what_contradicts_the_model_is_refused_with_both_numbers(small_path, llm
             make(max_model_len=129)
         with pytest.raises(ConfigError, match="token_budget is 8 and max_num_seqs 9"):
             make(token_budget=8, max_num_seqs=9)
-        with pytest.raises(ConfigError, match="no setting called num_block;.*num_blocks"):
+        with pytest.raises(ConfigError, match=r"no setting called num_block;.*num_blocks"):
             make(num_block=3)
 
 

@@ -202,12 +202,27 @@ def test_an_urgent_request_takes_the_place_of_the_least_urgent():
     harness.drain()
     assert steps(harness) == [
         "middle[0:3] low[0:3]",
-        "middle[3], 1 preempted",
-        "middle[4] high[0:3]",
-        "middle[5] high[3]",
-        "low[0:4]",
+        "middle[3] high[0:3], 1 preempted",
+        "middle[4] high[3]",
+        "middle[5] low[0:4]",
         "low[4]",
         "low[5]",
+    ]
+    harness.is_right()
+
+
+def test_nobody_slips_in_behind_the_one_for_whom_room_was_made():
+    """Two seats become free, and only one of them is for now."""
+    harness = engine(max_num_seqs=3, queue=StrictPriority(), memory=UNCACHED)
+    for name in ("low", "lower", "lowest"):
+        harness.ask(name, 3, 6, priority=len(name))
+    harness.step()
+    harness.ask("pair", 3, 2, priority=0, n=2)
+    harness.ask("next", 2, 2, priority=1)
+    harness.drain()
+    assert steps(harness)[1:3] == [
+        "low[3] pair/0[0:3], 2 preempted",
+        "pair/0[3] pair/1[3] next[0:2], 1 blocks copied, 1 preempted",
     ]
     harness.is_right()
 

@@ -37,8 +37,16 @@ BUILT = {
     "05": """
         mie.memory.block_copies mie.memory.block_table mie.execution.kv_cache""",
     "06": """
-        mie.memory.prefix_cache mie.memory.radix_tree mie.engine.paged""",
+        mie.memory.prefix_cache mie.memory.radix_tree mie.memory.manager mie.engine.paged""",
     "07": "mie.memory.usage mie.bench",
+    "08": """
+        mie.SamplingParams mie.EngineConfig mie.request mie.sampling_params mie.config
+        mie.scheduling.plan mie.scheduling.planned mie.scheduling.limits mie.scheduling.queue
+        mie.scheduling.static mie.scheduling.trace mie.engine.core mie.engine.outputs
+        mie.execution.batch mie.execution.model_runner""",
+    "09": "mie.scheduling.scheduler mie.sampling.sampler",
+    "10": "",
+    "11": "mie.scheduling.policy mie.memory.swap mie.execution.swap_space",
 }
 
 

@@ -21,6 +21,17 @@ Model = Annotated[
 Dtype = Annotated[
     str, typer.Option(help="float32, bfloat16, float16; auto: bfloat16 for 1B and more on a GPU.")
 ]
+Temperature = Annotated[
+    float,
+    typer.Option(min=0, help="0: always the most likely token; 1: drawn as the model has it."),
+]
+DrawSeed = Annotated[
+    int | None, typer.Option("--seed", min=0, help="Repeat the draws of an earlier answer.")
+]
+NumBlocks = Annotated[
+    int | None,
+    typer.Option(min=2, help="Blocks of K/V memory, 16 tokens each. By default four contexts."),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1; auto: a GPU where there is one.")]
 
 

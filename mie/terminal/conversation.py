@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from mie.errors import RequestError
+from mie.sampling_params import SamplingParams
 from mie.terminal.answer import Answer, show_answer
 
 if TYPE_CHECKING:
@@ -43,10 +44,13 @@ class Conversation:
         *,
         system: str | None = None,
         max_tokens: int | None = None,
+        temperature: float = 0.0,
+        seed: int | None = None,
     ) -> None:
         self._llm = llm
         self._console = console
         self._max_tokens = max_tokens
+        self._temperature, self._seed = temperature, seed
         self._opening: list[dict[str, Any]] = (
             [{"role": "system", "content": system}] if system is not None else []
         )
@@ -75,18 +79,24 @@ class Conversation:
         turn = [*self.messages, {"role": "user", "content": question}]
         try:
             prompt = self._llm.chat_prompt(turn)
-            pieces = self._llm.stream(prompt, max_tokens=self._max_tokens)
+            pieces = self._llm.stream(prompt, self._sampling(len(prompt)))
         except RequestError as error:
             self._say(f"{error}\n/reset starts a new conversation")
             return
         self.last = show_answer(pieces, len(prompt), sys.stdout)
         self.messages = [*turn, {"role": "assistant", "content": self.last.text}]
-        if self.last.ending == "length":
-            self._say(self._why_cut())
+        if self.last.ending in ("length", "kv_exhausted"):
+            self._say(self._why_cut(self.last.ending))
 
-    def _why_cut(self) -> str:
+    def _sampling(self, num_prompt_tokens: int) -> SamplingParams:
+        """As far as there is room: an answer that is cut is better than a question refused."""
+        room = max(1, self._limit() - num_prompt_tokens)
+        longest = room if self._max_tokens is None else min(self._max_tokens, room)
+        return SamplingParams(longest, self._temperature, self._seed)
+
+    def _why_cut(self, ending: str) -> str:
         used, limit = self._used(), self._limit()
-        if used >= limit:
+        if used >= limit or ending == "kv_exhausted":
             return f"the context of {limit} tokens is full: /reset starts a new conversation"
         return f"cut after {self._max_tokens} tokens (--max-tokens)"
 

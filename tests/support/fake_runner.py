@@ -44,7 +44,7 @@ class FakeRunner:
         self.host: dict[int, dict[int, Link]] = {}  # by host block, then offset
         self.plans: list[StepPlan] = []
         self.fail_next: str | None = None
-        self.computed: dict[str, set[int]] = {}  # positions that were computed, by name
+        self.computed: dict[str, set[int]] = {}  # positions that were in memory, by name
         self.num_recomputed = 0  # tokens that were computed and had been before
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -70,7 +70,7 @@ class FakeRunner:
             positions = {*range(s.position, s.num_tokens)}
             seen = self.computed.setdefault(s.name, set())
             self.num_recomputed += len(seen & positions)
-            seen |= positions
+            seen |= {*range(s.num_tokens)}  # what was found has been computed too, by others
             for draw in s.draws[1:]:  # forks have what it has
                 self.computed[f"{s.name.removesuffix('/0')}/{draw.index}"] = {*seen}
         return StepResult(

@@ -7,7 +7,9 @@ nothing else that the test needs.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from mie.memory.block_table import BlockTable
 from mie.request import Request, Sequence
 from mie.scheduling.limits import max_output
 from mie.scheduling.plan import SequenceOutput, StepPlan, StepResult
@@ -70,7 +72,7 @@ class HasItsOwnLimit(Scheduler):
 class CountsTokensInsteadOfBlocks(Scheduler):
     """Admits while the slots of the free blocks are as many as the tokens."""
 
-    def _place(self, sequence: Sequence, spare: int):
+    def _place(self, sequence: Sequence, spare: int) -> BlockTable | None:
         table = self.memory.table(sequence.token_ids, sequence.request.salt)
         slots = (self.memory.num_usable_blocks) * self.memory.pool.block_size
         taken = sum(each.num_tokens for each in self.running)
@@ -138,11 +140,13 @@ class LeavesNoBlockFree(Scheduler):
 class DisplacesItsEquals(Scheduler):
     """The first in the queue takes the place of what is not more urgent."""
 
-    def _displace_for(self, sequence: Sequence) -> None:
+    def _displace_for(self, sequence: Sequence) -> bool:
         urgency = self.waiting.urgency
         running = [each for each in self.running if urgency(each) >= urgency(sequence)]
-        if len(self.running) > 1 and running:
-            self._preempt(running[-1])
+        if len(self.running) < 2 or not running or self._preempted:
+            return False
+        self._preempt(running[-1])
+        return True
 
 
 class TiesByLastArrival(StrictPriority):
@@ -163,7 +167,7 @@ class ForgetsWhatWasComputed(Scheduler):
 class ThrowsOutTheLongest(Scheduler):
     """By default, whoever has most to lose goes."""
 
-    def __init__(self, *arguments, **options) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.victim_policy = lambda candidates: max(candidates, key=lambda s: s.num_computed)
 
@@ -210,7 +214,7 @@ class LosesOutput(Scheduler):
 class KeepsTheCountOfBefore(Scheduler):
     """What is left to compute was counted before the prefix cache was asked."""
 
-    def _place(self, sequence: Sequence, spare: int):
+    def _place(self, sequence: Sequence, spare: int) -> BlockTable | None:
         before = sequence.num_computed
         table = super()._place(sequence, spare)
         if sequence.num_preemptions:

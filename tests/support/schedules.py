@@ -200,7 +200,7 @@ ASKS = st.builds(
     eos=st.booleans(),
     priority=st.integers(0, 2),
     pause=st.sampled_from([0, 0, 1, 3, 9]),
-    gives_up=st.sampled_from([None] * 9 + [0, 2, 7, 20]),
+    gives_up=st.sampled_from([None] * 9 + [0, 4, 8, 12, 20]),
     in_flight=st.booleans(),
     salt=st.sampled_from(["", "", "", "tenant"]),
 )
@@ -208,7 +208,7 @@ SETTINGS = st.builds(
     Setting,
     block_size=st.sampled_from([1, 2, 3, 4, 8, 16]),
     more_blocks=st.sampled_from([0, 1, 1, 2, 4, 10, 40, -1]),
-    host_blocks=st.sampled_from([0, 0, 2, 6, 60]),
+    host_blocks=st.sampled_from([0, 2, 6, 60, 60]),
     max_num_seqs=st.sampled_from([3, 5, 8, 8, 2, 1]),
     more_budget=st.sampled_from([0, 1, 5, 12, 40]),
     max_model_len=st.sampled_from([60, 60, 40, 15]),

@@ -7,6 +7,7 @@ from engine_harness import Harness, engine
 from fake_runner import StepFailedError
 
 from mie.engine.core import EngineCore
+from mie.errors import PartError, RequestError
 from mie.memory.manager import BlockManager
 from mie.memory.prefix_cache import NoPrefixCache
 from mie.request import FinishReason, Request
@@ -148,3 +149,31 @@ def test_a_core_has_a_trace_of_its_own():
     core.add(Request("r", (1, 2)))
     core.step()
     assert len(core.trace.records) == 1
+
+
+def test_an_id_is_taken_until_its_request_has_ended():
+    """Else two requests' outputs could not be told apart, and an abort would end both."""
+    harness = engine(20)
+    harness.ask("same", 4, 2)
+    with pytest.raises(RequestError, match="'same' has not ended"):
+        harness.core.add(Request("same", (1, 2, 3)))
+    harness.drain()
+    harness.is_right()
+    harness.core.add(Request("same", (1, 2, 3)))  # it has ended: the name is free
+
+
+def test_the_engine_goes_on_after_a_policy_that_broke():
+    """What was planned before the policy was asked is undone when the next step begins."""
+    broken = [True]
+
+    def policy(candidates):
+        return None if broken[0] else candidates[-1]
+
+    harness = engine(9, memory={"prefix_cache": NoPrefixCache}, victim_policy=policy)
+    for number in range(4):
+        harness.ask(f"r{number}", 5 + number, 9)
+    with pytest.raises(PartError, match="None"):
+        harness.drain()
+    broken[0] = False
+    harness.drain()
+    harness.is_right()

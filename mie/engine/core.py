@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from mie.errors import RequestError
 from mie.request import Request
 from mie.scheduling.plan import SequenceOutput, StepPlan, StepResult
 from mie.scheduling.scheduler import Scheduler
@@ -34,6 +35,7 @@ class EngineCore:
         self.scheduler = scheduler
         self.run = run
         self.trace = Trace() if trace is None else trace
+        self._open: dict[str, int] = {}  # how many answers of each request have not ended
 
     @property
     def has_work(self) -> bool:
@@ -41,11 +43,15 @@ class EngineCore:
 
     def check(self, request: Request) -> None:
         """Raise what ``add`` would raise, and queue nothing."""
+        if request.request_id in self._open:
+            raise RequestError(f"a request called {request.request_id!r} has not ended yet")
         self.scheduler.check(request)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises at once, with nothing changed, if it can never be served."""
+        self.check(request)
         self.scheduler.add(request)
+        self._open[request.request_id] = request.sampling.n
 
     def abort(self, request_id: str) -> None:
         """End a request in whatever state it is. Twice, too late or unknown: nothing happens."""
@@ -67,9 +73,17 @@ class EngineCore:
             raise
         ran = time.perf_counter()
         outputs = self.scheduler.update(plan, result)
+        self._close(outputs)
         idle = not (plan.scheduled or plan.preempted or outputs)
         assert not (idle and self.has_work), f"{plan} did nothing, and somebody waits"
         done = time.perf_counter()
         times = StepTimes(began, planned - began, ran - planned, done - ran)
         self.trace.end(record, outputs, times)
         return outputs
+
+    def _close(self, outputs: list[SequenceOutput]) -> None:
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._open[output.request_id] -= 1
+                if self._open[output.request_id] == 0:
+                    del self._open[output.request_id]

@@ -8,8 +8,8 @@ arrived later. With first come first served that is the front.
     StrictPriority          rank = (priority, arrival, index)    less is more urgent
 
 ``urgency`` is what may push others out: a sequence that waits takes the place of one that runs only
-if its urgency is *strictly* less. With ties broken by arrival alone, two of one urgency would throw
-each other out in turn.
+if its urgency is *strictly* less. If equal were enough, two of one urgency would throw each other
+out in turn.
 
 Cost: log n for each that comes or goes, in a heap; one that leaves from the middle is marked and
 dropped when it reaches the top.

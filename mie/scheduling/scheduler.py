@@ -140,6 +140,9 @@ class Scheduler:
 
     def _begin_step(self) -> None:
         self._reap()
+        for sequence in self._planned:  # a plan broke off in the making: nobody runs it
+            if sequence.table is not None:
+                sequence.table.truncate(sequence.num_computed)
         self._num_steps += 1
         self._budget = self.limits.token_budget
         self._planned, self._preempted = {}, []
@@ -164,8 +167,7 @@ class Scheduler:
     def _grow(self, sequence: Sequence) -> None:
         """Plan what ``sequence`` has left to compute, whoever has to make room for it."""
         table = _table(sequence)
-        count = min(sequence.num_to_compute, self._budget)
-        while not table.append(count):
+        while not table.append(count := min(sequence.num_to_compute, self._budget)):
             first = min(self.running, key=self.waiting.rank)
             others = [each for each in self.running if each is not first]
             candidates = least_urgent(others, self.waiting)
@@ -285,7 +287,7 @@ class Scheduler:
 
     def _come_back(self, plan: StepPlan) -> None:
         assert plan is self._in_flight, f"{plan} is not the step that was planned last"
-        self._in_flight = None
+        self._in_flight, self._planned = None, {}
         self.memory.launched()
 
     def _computed(self, sequence: Sequence, num_tokens: int) -> None:

@@ -10,9 +10,11 @@ compute, padding is computed in its place.
     c                 c c c . .      c c c c c . . .
     d (waits)                                         d    and d waits for a
 
-Memory is reserved as well: a wave holds only sequences whose longest possible answers fit together,
-so nobody is ever preempted. Padding goes through every linear layer, where nearly all of the time
-goes; attention leaves it out, which flatters the baseline a little.
+Memory is reserved as well: a wave holds only sequences whose longest possible answers fit together.
+So nobody is preempted, except answers to one request that alone could fill more than all memory.
+
+Padding goes through every linear layer, where nearly all of the time goes; attention leaves it out,
+which flatters the baseline a little.
 """
 
 from __future__ import annotations

@@ -43,13 +43,12 @@ class EngineCore:
 
     def check(self, request: Request) -> None:
         """Raise what ``add`` would raise, and queue nothing."""
-        if request.request_id in self._open:
-            raise RequestError(f"a request called {request.request_id!r} has not ended yet")
+        self._refuse_taken(request.request_id)
         self.scheduler.check(request)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises at once, with nothing changed, if it can never be served."""
-        self.check(request)
+        self._refuse_taken(request.request_id)
         self.scheduler.add(request)
         self._open[request.request_id] = request.sampling.n
 
@@ -80,6 +79,11 @@ class EngineCore:
         times = StepTimes(began, planned - began, ran - planned, done - ran)
         self.trace.end(record, outputs, times)
         return outputs
+
+    def _refuse_taken(self, request_id: str) -> None:
+        """Two requests of one name could not be told apart."""
+        if request_id in self._open:
+            raise RequestError(f"a request called {request_id!r} has not ended yet")
 
     def _close(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:

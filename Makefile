@@ -38,8 +38,8 @@ test-gpu: $(READY) ## Everything, on a machine with a CUDA device
 	$(BIN)/python -c 'import torch; torch.cuda.is_available() or exit("make test-gpu needs a CUDA device")'
 	env -u TRITON_INTERPRET $(MAKE) test
 
-test-long: $(READY) ## New random traces for the memory, 200,000 operations: about four minutes on one core
-	OMP_NUM_THREADS=1 MIE_PROFILE=long $(BIN)/pytest -s tests/test_memory_properties.py
+test-long: $(READY) ## New random traces for memory and scheduling: about a quarter of an hour on two cores
+	OMP_NUM_THREADS=1 MIE_PROFILE=long $(BIN)/pytest -n 2 tests/test_memory_properties.py tests/test_schedule_properties.py
 
 bench: chapters ## Count what paging saves, time the pool, run chapters 03 to 07 again; print all measurements
 	$(BIN)/mie doctor

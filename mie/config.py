@@ -32,23 +32,23 @@ PREEMPTIONS = ("recompute", "swap")
 class EngineConfig:
     """Raises ConfigError for values that mean nothing or contradict each other.
 
-    ``dtype``            of weights, K and V: ``auto`` is bfloat16 for models of a billion
-                         parameters and more on a GPU, float32 elsewhere
-    ``device``           ``auto``, ``cpu``, ``cuda``, ``cuda:1``, …
-    ``block_size``       tokens in a block
-    ``num_blocks``       of the device, one of them scratch; or
-    ``memory_share``     the share of its free memory that K and V may take; neither: see
-                         ``mie.engine.sizing``
-    ``max_num_seqs``     sequences that run at once
-    ``token_budget``     tokens that a step computes at most
-    ``max_model_len``    tokens of a prompt and its answer; None: as many as the model reads
-    ``prefix_cache``     ``hash``, ``radix`` or ``off``
-    ``preemption``       what becomes of a victim's K and V: ``recompute`` or ``swap``
-    ``num_host_blocks``  room to swap to; None: as many as the device has
-    ``policy``           ``fcfs`` (first come first served) or ``priority``
-    ``seed``             of the draws of requests that bring none
-    ``fast_ops``         False: the reference operations, which the fast ones must equal
-    ``trace_steps``      how many steps the trace keeps; 0: no trace
+    - ``dtype``: of weights, K and V: ``auto`` is bfloat16 for models of a billion
+      parameters and more on a GPU, float32 elsewhere
+    - ``device``: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, …
+    - ``block_size``: tokens in a block
+    - ``num_blocks``: of the device, one of them scratch; or
+    - ``memory_share``: the share of its free memory that K and V may take; neither: see
+      ``mie.engine.sizing``
+    - ``max_num_seqs``: sequences that run at once
+    - ``token_budget``: tokens that a step computes at most
+    - ``max_model_len``: tokens of a prompt and its answer; None: as many as the model reads
+    - ``prefix_cache``: ``hash``, ``radix`` or ``off``
+    - ``preemption``: what becomes of a victim's K and V: ``recompute`` or ``swap``
+    - ``num_host_blocks``: room to swap to; None: as many as the device has
+    - ``policy``: ``fcfs`` (first come first served) or ``priority``
+    - ``seed``: of the draws of requests that bring none
+    - ``fast_ops``: False: the reference operations, which the fast ones must equal
+    - ``trace_steps``: how many steps the trace keeps; 0: no trace
     """
 
     dtype: str = "auto"

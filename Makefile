@@ -41,11 +41,12 @@ test-gpu: $(READY) ## Everything, on a machine with a CUDA device
 test-long: $(READY) ## New random traces for memory and scheduling: about a quarter of an hour on two cores
 	OMP_NUM_THREADS=1 MIE_PROFILE=long $(BIN)/pytest -n 2 tests/test_memory_properties.py tests/test_schedule_properties.py
 
-bench: chapters ## Count what paging saves, time the pool, run chapters 03 to 07 again; print all measurements
+bench: chapters ## Count and time everything that is measured, run chapters from 03 on again; print all measurements
 	$(BIN)/mie doctor
 	$(BIN)/mie bench memory
 	$(BIN)/mie bench pool
-	$(BIN)/python tools/execute_chapters.py --again $$(grep -l 'measure(' chapters/0[3-7]-*.ipynb)
+	$(BIN)/mie bench throughput
+	$(BIN)/python tools/execute_chapters.py --again $$(grep -lE 'measure\(|\.times\.' chapters/*.ipynb | grep -v /0[12]-)
 	$(BIN)/python tools/print_measurements.py
 
 lint: $(READY) ## Style of code and notebooks, and types

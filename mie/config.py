@@ -37,8 +37,8 @@ class EngineConfig:
     - ``device``: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, …
     - ``block_size``: tokens in a block
     - ``num_blocks``: of the device, one of them scratch; or
-    - ``memory_share``: the share of its free memory that K and V may take; neither: see
-      ``mie.engine.sizing``
+    - ``memory_share``: the share of its memory (on a GPU, of what is free) that K and V may
+      take; neither: see ``mie.engine.sizing``
     - ``max_num_seqs``: sequences that run at once
     - ``token_budget``: tokens that a step computes at most
     - ``max_model_len``: tokens of a prompt and its answer; None: as many as the model reads
@@ -77,6 +77,8 @@ class EngineConfig:
         _at_least("num_host_blocks", self.num_host_blocks, 0)
         _at_least("trace_steps", self.trace_steps, 0)
         _at_least("seed", self.seed, 0)
+        for name in ("max_num_seqs", "token_budget", "max_model_len"):
+            _whole(name, getattr(self, name))
         if self.seed > MAX_SEED:
             raise ConfigError(f"seed is {self.seed}; it may be {MAX_SEED} at most")
         if self.memory_share is not None and not 0 < self.memory_share <= 1:
@@ -90,7 +92,8 @@ class EngineConfig:
                 f"num_host_blocks is {self.num_host_blocks} and preemption {self.preemption!r}: "
                 "only 'swap' needs room on the host"
             )
-        Limits(self.max_num_seqs, self.token_budget, self.max_model_len or 2)
+        length = 2 if self.max_model_len is None else self.max_model_len
+        Limits(self.max_num_seqs, self.token_budget, length)
 
     @classmethod
     def of(cls, config: EngineConfig | None, settings: Mapping[str, Any]) -> EngineConfig:
@@ -121,6 +124,12 @@ def _one_of(name: str, value: str, allowed: Any) -> None:
 
 
 def _at_least(name: str, value: int | None, least: int, why: str = "") -> None:
+    _whole(name, value)
     if value is not None and value < least:
         because = f": {why}" if why else ""
         raise ConfigError(f"{name} is {value}; it must be at least {least}{because}")
+
+
+def _whole(name: str, value: Any) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number")

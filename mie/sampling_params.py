@@ -7,12 +7,16 @@ that no step of the engine has to.
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 from mie.errors import RequestError
 
 GREEDY_BELOW = 1e-5  # a temperature so low that dividing by it would give nothing but infinities
 MAX_SEED = 2**63 - 1
+_MASK = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,10 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("max_tokens", "seed", "n"):
+            object.__setattr__(self, name, _whole(name, getattr(self, name)))
+        if isinstance(self.temperature, bool) or not isinstance(self.temperature, Real):
+            raise RequestError(f"temperature is {self.temperature!r}; it must be a number")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise RequestError(f"max_tokens is {self.max_tokens}; it must be at least 1")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -60,3 +68,26 @@ class Draw:
     seed: int
     position: int  # that the token will have in its sequence
     index: int  # which of the request's answers
+
+
+def mix(*numbers: int) -> int:
+    """One number of 63 bits from several, all bits stirred (the finaliser of SplitMix64)."""
+    state = 0
+    for number in numbers:
+        state = (state ^ number) + 0x9E3779B97F4A7C15 & _MASK
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return state >> 1
+
+
+def _whole(name: str, value: Any) -> int | None:
+    """``value`` as Python's own integer, NumPy's and others included; True is none."""
+    if value is None and name != "n":
+        return None
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise RequestError(f"{name} is {value!r}; it must be a whole number")

@@ -193,6 +193,7 @@ def test_a_chapter_that_takes_times_has_the_machine_to_itself(
     project = Project(tmp_path, monkeypatch)
     project.write("03-three.ipynb", tags=[], source="clock = measure(step)")
     project.write("04-four.ipynb", tags=[], source="measured = remeasured(step)")
+    project.write("05-five.ipynb", tags=[], source="seconds = record.times.total")
     monkeypatch.setattr(execute_chapters, "DEVICE", "cpu")
     monkeypatch.setattr(execute_chapters, "usable_cores", lambda: 6)
     for name in ("MIE_BOOK", "OMP_NUM_THREADS", "TRITON_INTERPRET"):
@@ -207,9 +208,10 @@ def test_a_chapter_that_takes_times_has_the_machine_to_itself(
 
     execute_chapters.copy_sources(keep=set())
     monkeypatch.setattr(execute_chapters.pytest, "main", nbmake)
-    names = [*BOTH, "03-three.ipynb", "04-four.ipynb"]
+    timed = ["03-three.ipynb", "05-five.ipynb"]
+    names = [*BOTH, *timed, "04-four.ipynb"]
     assert real_run(names) == {*names}
-    assert calls == [([*BOTH, "04-four.ipynb"], "-n2", "1"), (["03-three.ipynb"], "-n0", "6")]
+    assert calls == [([*BOTH, "04-four.ipynb"], "-n2", "1"), (timed, "-n0", "6")]
 
 
 # -- what may not be published --------------------------------------------------------------------

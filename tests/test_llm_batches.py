@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from mie import LLM, EngineConfig, SamplingParams
 from mie.errors import (
     ConfigError,
     ContextLengthError,
     EmptyPromptError,
+    MieError,
     RequestError,
     UnknownPartError,
 )
@@ -377,3 +379,55 @@ def test_the_reference_operations_give_the_same_tokens(small_path, llm):
     slow = LLM(small_path, device="cpu", num_blocks=200, block_size=4, fast_ops=False)
     expected = [answer.token_ids for answer in llm.generate(PROMPTS, max_tokens=8)]
     assert [a.token_ids for a in slow.generate(PROMPTS, max_tokens=8)] == expected
+
+
+# -- what may stand for a prompt ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([1, 2.5], "2.5 is no token id"),
+        ([True, False], "True is no token id"),
+        ([1, "a"], "'a' is no token id"),
+        (b"bytes", "not b'bytes'"),
+        ([7, 256], "token 256 is outside the vocabulary of 256"),
+        ([-1], "token -1 is outside"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_by_name(llm, prompt, said):
+    with pytest.raises(RequestError, match=said):
+        llm.stream(prompt)
+    assert not llm.engine.core.has_work
+
+
+def test_token_ids_may_come_in_any_kind_of_sequence(llm):
+    import numpy as np
+
+    ids = [5, 6, 7]
+    expected = llm.generate(ids, max_tokens=4).token_ids
+    for same in (tuple(ids), np.array(ids), torch.tensor(ids), [np.int64(i) for i in ids]):
+        assert llm.generate(same, max_tokens=4).token_ids == expected
+    several = llm.generate([ids, np.array(ids), tuple(ids)], max_tokens=4)
+    assert [answer.token_ids for answer in several] == [expected] * 3
+
+
+@pytest.mark.parametrize("salt", [None, 3])
+def test_a_salt_is_a_text(llm, salt):
+    with pytest.raises(RequestError, match=f"salt is {salt}"):
+        llm.generate([1], salt=salt)
+
+
+def test_an_answer_whose_length_nobody_asked_for_fits_what_there_is(llm):
+    tiny = llm.with_settings(num_blocks=4, block_size=4)
+    answer = tiny.generate([1, 2, 3])
+    assert answer.finish_reason == "length" and len(answer.token_ids) == 10
+
+
+def test_a_request_whose_outputs_somebody_else_took_does_not_wait_for_ever(llm):
+    pieces = llm.stream([1, 2, 3], max_tokens=3)
+    next(pieces)
+    while llm.engine.core.has_work:
+        llm.engine.core.step()
+    with pytest.raises(MieError, match="taken by somebody else"):
+        list(pieces)

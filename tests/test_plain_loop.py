@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mie.bench.decode import PagedLoop, decode_speed
+from mie.bench.decode import EngineLoop, decode_speed
 from mie.bench.plain_loop import PlainLoop
 from mie.engine.plain import greedy_with_cache
 from mie.execution.contiguous_cache import ContiguousCache
@@ -46,11 +46,9 @@ def prompts(batch_size: int, length: int) -> torch.Tensor:
     return torch.randint(97, (batch_size, length), generator=torch.Generator().manual_seed(1))
 
 
-def paged(made: Decoder, prompts_BT: torch.Tensor) -> list[list[int]]:
-    loop = PagedLoop(made, len(prompts_BT), prompts_BT.shape[1] + NUM_NEW, block_size=4)
-    tokens = [loop.step(prompts_BT.tolist())]
-    while len(tokens) < NUM_NEW:
-        tokens.append(loop.step([[token] for token in tokens[-1]]))
+def on_blocks(made: Decoder, prompts_BT: torch.Tensor) -> list[list[int]]:
+    loop = EngineLoop(made, prompts_BT.tolist(), NUM_NEW, block_size=4)
+    tokens = [loop.step() for _ in range(NUM_NEW)]
     return [list(each) for each in zip(*tokens, strict=True)]
 
 
@@ -60,7 +58,7 @@ def test_same_tokens_as_the_engine_on_blocks_and_one_after_another(family, fast)
     made = decoder(family, fast=fast)
     prompts_BT = prompts(3, 7)
     plain = PlainLoop(made, 3, 7 + NUM_NEW).generate(prompts_BT, NUM_NEW).tolist()
-    assert plain == paged(made, prompts_BT)
+    assert plain == on_blocks(made, prompts_BT)
     for prompt, tokens in zip(prompts_BT.tolist(), plain, strict=True):
         cache = ContiguousCache.for_decoder(made, 7 + NUM_NEW)
         alone = greedy_with_cache(made, prompt, cache)
@@ -75,7 +73,7 @@ def test_same_tokens_with_the_books_model(smollm2):
     ids = [smollm2.tokenizer.encode(text)[:5] for text in texts]
     prompts_BT = torch.tensor(ids)
     plain = PlainLoop(made, 2, 5 + NUM_NEW).generate(prompts_BT, NUM_NEW)
-    assert plain.tolist() == paged(made, prompts_BT)
+    assert plain.tolist() == on_blocks(made, prompts_BT)
 
 
 def test_several_tokens_come_first_and_all_at_once():
@@ -90,7 +88,7 @@ def test_the_speed_of_both_is_measured_side_by_side(dtype):
     speed = decode_speed(decoder("llama", dtype), num_sequences=2, context=6, num_steps=3)
     assert (speed.num_sequences, speed.context, speed.num_steps) == (2, 6, 3)
     assert speed.dtype == str(dtype).removeprefix("torch.")
-    assert speed.paged_to_plain == speed.plain_nanoseconds / speed.paged_nanoseconds
+    assert speed.engine_to_plain == speed.plain_nanoseconds / speed.engine_nanoseconds
     told = speed.as_dict()
-    assert told["paged_tokens_per_second"] == 2e9 / speed.paged_nanoseconds
+    assert told["engine_tokens_per_second"] == 2e9 / speed.engine_nanoseconds
     assert told["plain_tokens_per_second"] == 2e9 / speed.plain_nanoseconds

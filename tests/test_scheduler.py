@@ -317,15 +317,26 @@ def test_an_abort_ends_every_answer_also_those_to_come():
 # -- order of calls ------------------------------------------------------------------------------
 
 
-def test_a_step_has_to_come_back_before_the_next_is_planned():
+def test_a_plan_that_nobody_brings_back_has_failed():
+    """An interrupt can come between any two lines: the next step goes on from there."""
     scheduler = engine().scheduler
     scheduler.add(Request("r", (1, 2)))
+    lost = scheduler.schedule()
     plan = scheduler.schedule()
-    with pytest.raises(AssertionError, match="has not come back"):
-        scheduler.schedule()
-    scheduler.failed(plan)
+    assert plan.scheduled[0].token_ids == lost.scheduled[0].token_ids == (1, 2)
     with pytest.raises(AssertionError, match="not the step that was planned last"):
-        scheduler.update(plan, StepResult())
+        scheduler.update(lost, StepResult())
+
+
+def test_a_result_of_another_plan_changes_nothing():
+    scheduler = engine().scheduler
+    sequence = scheduler.add(Request("r", (1, 2)))
+    plan = scheduler.schedule()
+    for tokens in ({}, {sequence.sequence_id: (1, 2)}, {99: (1,)}):
+        with pytest.raises(PartError, match="1 tokens wanted for r"):
+            scheduler.update(plan, StepResult(tokens))
+    [output] = scheduler.update(plan, StepResult({sequence.sequence_id: (5,)}))
+    assert output.token_id == 5 and sequence.output == [5]
 
 
 def test_a_refused_request_leaves_nothing_behind():

@@ -159,9 +159,9 @@ def run(names: list[str]) -> set[str]:
 
 
 def takes_times(notebook: Path) -> bool:
-    """Whether a chapter calls the book's clock, `measure(...)`."""
+    """Whether a chapter calls the book's clock, `measure(...)`, or reads the times of a trace."""
     return any(
-        cell["cell_type"] == "code" and re.search(r"\bmeasure\(", "".join(cell["source"]))
+        cell["cell_type"] == "code" and re.search(r"\bmeasure\(|\.times\.", "".join(cell["source"]))
         for cell in json.loads(notebook.read_text())["cells"]
     )
 

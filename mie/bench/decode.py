@@ -1,8 +1,8 @@
-"""How fast sequences are decoded: the engine's step on blocks against a plain loop of torch.
+"""How fast sequences are decoded: the engine's whole step against a plain loop of torch.
 
 Invariant: both have the same weights, dtype, threads and lengths, and take turns, one step each, so
-that whatever else the machine does in the meantime happens to both. A step of the engine includes
-what a scheduler's step would: tables that grow, slots, and the cache's view of them, made anew.
+that whatever else the machine does in the meantime happens to both. A step of the engine is
+``EngineCore.step``: schedule, batch, run, choose, update, prefix cache and trace included.
 
 The figure is the fastest step: what it takes when nobody disturbs it. With two threads on two cores
 any other process makes one wait for the other, up to milliseconds in every product.
@@ -19,11 +19,17 @@ import torch
 
 from mie.bench.plain_loop import PlainLoop
 from mie.bench.result import Result
-from mie.execution.kv_cache import PagedKVCache, SequenceStep
-from mie.memory.block_copies import BlockCopies
-from mie.memory.block_pool import BlockPool, blocks_needed
-from mie.memory.block_table import BlockTable
+from mie.engine.core import EngineCore
+from mie.execution.kv_cache import PagedKVCache
+from mie.execution.model_runner import ModelRunner
+from mie.memory.block_pool import blocks_needed
+from mie.memory.manager import BlockManager
 from mie.model.decoder import Decoder
+from mie.request import Request
+from mie.sampling_params import SamplingParams
+from mie.scheduling.limits import Limits
+from mie.scheduling.plan import StepPlan, StepResult
+from mie.scheduling.scheduler import Scheduler
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -38,56 +44,53 @@ class DecodeSpeed(Result):
     num_sequences: int
     context: int
     num_steps: int
-    paged_nanoseconds: int
+    engine_nanoseconds: int
     plain_nanoseconds: int
 
     @property
-    def paged_tokens_per_second(self) -> float:
-        return self.num_sequences * 1e9 / self.paged_nanoseconds
+    def engine_tokens_per_second(self) -> float:
+        return self.num_sequences * 1e9 / self.engine_nanoseconds
 
     @property
     def plain_tokens_per_second(self) -> float:
         return self.num_sequences * 1e9 / self.plain_nanoseconds
 
     @property
-    def paged_to_plain(self) -> float:
+    def engine_to_plain(self) -> float:
         """Above 1, the engine is faster."""
-        return self.plain_nanoseconds / self.paged_nanoseconds
+        return self.plain_nanoseconds / self.engine_nanoseconds
 
 
-class PagedLoop:
-    """Greedy decoding through ``PagedKVCache``, with tables as a scheduler keeps them."""
+class EngineLoop:
+    """The engine around ``decoder``, greedy, ``num_new`` tokens for each of ``prompts``."""
 
     def __init__(
-        self, decoder: Decoder, num_sequences: int, max_length: int, block_size: int = 16
+        self, decoder: Decoder, prompts: Sequence[Sequence[int]], num_new: int, block_size: int = 16
     ) -> None:
-        self.decoder = decoder
-        num_blocks = 1 + num_sequences * blocks_needed(max_length, block_size)
-        pool = BlockPool(num_blocks, block_size)
-        copies = BlockCopies(pool)
-        self.tables = [BlockTable(pool, copies) for _ in range(num_sequences)]
-        self.cache = PagedKVCache.for_decoder(decoder, num_blocks, block_size)
+        longest = max(map(len, prompts)) + num_new
+        each = blocks_needed(longest, block_size) + 1  # and one that stays free while it runs
+        memory = BlockManager(1 + len(prompts) * each, block_size)
+        self.cache = PagedKVCache.for_decoder(decoder, memory.pool.num_blocks, block_size)
+        self.runner = ModelRunner(decoder, self.cache)
+        limits = Limits(len(prompts), sum(map(len, prompts)), longest)
+        self.core = EngineCore(Scheduler(limits, memory), self.runner.run)
+        sampling = SamplingParams(max_tokens=num_new, ignore_eos=True)
+        for number, prompt in enumerate(prompts):
+            self.core.add(Request(str(number), tuple(prompt), sampling))
 
-    @torch.inference_mode()
-    def step(self, token_ids: Sequence[Sequence[int]]) -> list[int]:
-        """Put the new tokens of each sequence behind its own; the most likely next of each."""
-        sequences: list[SequenceStep] = []
-        positions: list[int] = []
-        last: list[int] = []
-        for table, new in zip(self.tables, token_ids, strict=True):
-            start = table.num_tokens
-            assert table.append(len(new)), "the pool was made for less"
-            slots = table.slots(start, table.num_tokens)
-            sequences.append(SequenceStep(table.blocks, slots, table.num_tokens))
-            positions += range(start, table.num_tokens)
-            last.append(len(positions) - 1)
-        device = self.decoder.device
-        token_ids_T = torch.tensor([token for new in token_ids for token in new], device=device)
-        positions_T = torch.tensor(positions, device=device)
-        hidden_TE = self.decoder(token_ids_T, positions_T, self.cache.step(sequences))
-        if len(last) < len(positions):
-            hidden_TE = hidden_TE[last]
-        return self.decoder.logits(hidden_TE).argmax(dim=-1).tolist()
+    def step(self) -> list[int]:
+        """One step of all sequences: the token of each."""
+        return [output.token_id or 0 for output in self.core.step()]
+
+    def pretend_prompts(self) -> None:
+        """The first step without the model: K and V are whatever the cache holds."""
+        self.core.run = _zeros
+        self.step()
+        self.core.run = self.runner.run
+
+
+def _zeros(plan: StepPlan) -> StepResult:
+    return StepResult({s.sequence_id: (0,) * len(s.draws) for s in plan.scheduled})
 
 
 def decode_speed(
@@ -99,21 +102,24 @@ def decode_speed(
     not depend on them, and a prompt would take longer than all that is measured.
     """
     before = max(1, context - num_steps // 2 - 1)
-    paged = PagedLoop(decoder, num_sequences, before + num_steps + 1)
+    size = decoder.config.vocab_size
+    prompts = [
+        [(number + place) % size for place in range(before)] for number in range(num_sequences)
+    ]
+    engine = EngineLoop(decoder, prompts, num_steps + 2)
     plain = PlainLoop(decoder, num_sequences, before + num_steps + 1)
-    for table in paged.tables:
-        assert table.append(before), "the pool was made for less"
-    plain.length = before
-    paged.cache.kv_L2NBGD.normal_()
+    engine.cache.kv_L2NBGD.normal_()
     plain.kv_L2BGSD.normal_()
+    engine.pretend_prompts()
+    plain.length = before
     # One step before the clock runs: the first of a kind makes room and plans.
-    ours = paged.step([[0]] * num_sequences)
+    engine.step()
     theirs = plain.step(torch.zeros(num_sequences, 1, dtype=torch.int64, device=decoder.device))
-    paged_times: list[int] = []
+    engine_times: list[int] = []
     plain_times: list[int] = []
     for _ in range(num_steps):
-        nanoseconds, ours = _timed(paged.step, [[token] for token in ours])
-        paged_times.append(nanoseconds)
+        nanoseconds, _ = _timed(lambda _: engine.step(), None)
+        engine_times.append(nanoseconds)
         nanoseconds, theirs = _timed(plain.step, theirs.unsqueeze(1))
         plain_times.append(nanoseconds)
     return DecodeSpeed(
@@ -122,7 +128,7 @@ def decode_speed(
         num_sequences=num_sequences,
         context=context,
         num_steps=num_steps,
-        paged_nanoseconds=min(paged_times),
+        engine_nanoseconds=min(engine_times),
         plain_nanoseconds=min(plain_times),
     )
 

@@ -63,15 +63,15 @@ class EngineCore:
         """
         began = time.perf_counter()
         plan = self.scheduler.schedule()
-        record = self.trace.begin(plan, self.scheduler)
-        planned = time.perf_counter()
         try:
+            record = self.trace.begin(plan, self.scheduler)
+            planned = time.perf_counter()
             result = StepResult() if plan.is_empty else self.run(plan)
+            ran = time.perf_counter()
+            outputs = self.scheduler.update(plan, result)
         except BaseException:
             self.scheduler.failed(plan)
             raise
-        ran = time.perf_counter()
-        outputs = self.scheduler.update(plan, result)
         self._close(outputs)
         idle = not (plan.scheduled or plan.preempted or outputs)
         assert not (idle and self.has_work), f"{plan} did nothing, and somebody waits"

@@ -19,7 +19,8 @@ from mie.engine.assemble import ENGINE_PARTS, Engine, assemble
 from mie.engine.outputs import AnswerBuilder, Piece, RequestOutput
 from mie.engine.place import DTYPES, auto_dtype, choose_device
 from mie.engine.progress import progress_bar
-from mie.errors import ConfigError, RequestError
+from mie.engine.prompts import checked_prompt, is_one_prompt
+from mie.errors import ConfigError, MieError, RequestError
 from mie.model import hub
 from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
@@ -28,12 +29,14 @@ from mie.model.open import open_checkpoint
 from mie.model.weights import load_weights, num_parameters
 from mie.ops.dispatch import for_device
 from mie.request import Request
-from mie.sampling_params import MAX_SEED, SamplingParams
+from mie.sampling_params import SamplingParams, mix
 from mie.scheduling.plan import SequenceOutput
 from mie.scheduling.trace import Trace
 from mie.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]  # a text, or token ids
+OPS = ("rms_norm", "rope", "swiglu", "attention")
+DEFAULT_MAX_TOKENS = 256
 
 
 class LLM:
@@ -134,13 +137,13 @@ class LLM:
         ``prompt`` is token ids, or text, to which only what the tokenizer begins every text with is
         added. What was computed for prompts of another ``salt`` is not used; a smaller ``priority``
         goes first where the engine's policy is ``priority``. Each piece takes as many steps as it
-        needs; other streams that are open come forward in them too. Closing the iterator ends the
-        request. Raises EmptyPromptError, ContextLengthError or RequestError at once, not at the
-        first token.
+        needs; other streams that are open come forward in them too, and this one in theirs. Closing
+        the iterator ends the request. Raises EmptyPromptError, ContextLengthError or RequestError
+        at once, not at the first token.
         """
-        sampling = sampling_params or SamplingParams(max_tokens=max_tokens)
         if sampling_params is not None and max_tokens is not None:
             raise RequestError(_both(sampling_params.max_tokens, max_tokens))
+        sampling = sampling_params or SamplingParams(max_tokens=max_tokens)
         return self._pieces(self._request(prompt, sampling, salt, priority))
 
     @overload
@@ -180,10 +183,11 @@ class LLM:
         """Whole answers: one for a prompt, a list in the same order for a list of prompts.
 
         ``sampling_params`` are for all prompts, or one for each; ``max_tokens`` alone is short for
-        them. All prompts are checked before any is begun: errors as in ``stream``. ``progress``
-        shows a bar on standard error; None: if there are several prompts and somebody looks.
+        them, and without either an answer has at most 256 tokens. All prompts are checked before
+        any is begun: errors as in ``stream``. ``progress`` shows a bar on standard error; None: if
+        there are several prompts and somebody looks.
         """
-        single = isinstance(prompts, str) or not prompts or isinstance(prompts[0], int)
+        single = is_one_prompt(prompts)
         several = [prompts] if single else list(prompts)
         params = _for_each(sampling_params, max_tokens, len(several))
         requests = [
@@ -196,27 +200,24 @@ class LLM:
     # -- running ---------------------------------------------------------------------------------
 
     def _request(
-        self, prompt: Prompt, sampling: SamplingParams, salt: str, priority: int
+        self, prompt: Prompt, sampling: SamplingParams | None, salt: str, priority: int
     ) -> Request:
-        """A request that the engine can serve, with a seed."""
-        tokenizer = self.tokenizer
-        token_ids = tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
-        size = self.config.vocab_size
-        if strange := [token for token in token_ids if not 0 <= token < size]:
-            raise RequestError(f"token {strange[0]} is outside the vocabulary of {size}")
-        self._num_requests += 1
+        """A request that the engine can serve, with a length and a seed."""
+        token_ids = checked_prompt(prompt, self.tokenizer, self.config.vocab_size)
+        if not isinstance(salt, str):
+            raise RequestError(f"salt is {salt!r}; it must be a text")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise RequestError(f"priority is {priority!r}; it must be a whole number")
+        if sampling is None:  # nobody has asked for a length: no reason to refuse one
+            room = max(1, self.max_context - len(token_ids))
+            sampling = SamplingParams(max_tokens=min(DEFAULT_MAX_TOKENS, room))
+        number = self._num_requests + 1
         if sampling.seed is None:
-            seed = (self.engine_config.seed + self._num_requests) % (MAX_SEED + 1)
-            sampling = replace(sampling, seed=seed)
-        request = Request(
-            str(self._num_requests),
-            tuple(token_ids),
-            sampling,
-            frozenset(tokenizer.eos_ids),
-            priority,
-            salt,
-        )
+            sampling = replace(sampling, seed=mix(self.engine_config.seed, number))
+        eos_ids = frozenset(self.tokenizer.eos_ids)
+        request = Request(str(number), token_ids, sampling, eos_ids, priority, salt)
         self.engine.core.check(request)
+        self._num_requests = number
         return request
 
     def _pieces(self, request: Request) -> Iterator[Piece]:
@@ -261,6 +262,8 @@ class LLM:
     def _next(self, inbox: deque[SequenceOutput]) -> SequenceOutput:
         """Take steps until something has arrived, for others on the way as well."""
         while not inbox:
+            if not self.engine.core.has_work:
+                raise MieError("a request's outputs have been taken by somebody else: no step left")
             for output in self.engine.core.step():
                 if output.request_id in self._inboxes:
                     self._inboxes[output.request_id].append(output)
@@ -273,24 +276,18 @@ class LLM:
             self.engine.core.abort(request.request_id)
 
 
-OPS = ("rms_norm", "rope", "swiglu", "attention")
-
-
 def _for_each(
     given: SamplingParams | Sequence[SamplingParams] | None, max_tokens: int | None, count: int
-) -> list[SamplingParams]:
-    """Sampling parameters for each of ``count`` prompts."""
+) -> Sequence[SamplingParams | None]:
+    """Sampling parameters for each of ``count`` prompts; None where nothing was asked for."""
     if given is None:
-        shared = SamplingParams() if max_tokens is None else SamplingParams(max_tokens=max_tokens)
-        return [shared] * count
+        return [None if max_tokens is None else SamplingParams(max_tokens=max_tokens)] * count
+    params = [given] * count if isinstance(given, SamplingParams) else list(given)
+    if len(params) != count:
+        raise RequestError(f"{len(params)} sampling_params for {count} prompts")
     if max_tokens is not None:
-        first = given if isinstance(given, SamplingParams) else given[0]
-        raise RequestError(_both(first.max_tokens, max_tokens))
-    if isinstance(given, SamplingParams):
-        return [given] * count
-    if len(given) != count:
-        raise RequestError(f"{len(given)} sampling_params for {count} prompts")
-    return list(given)
+        raise RequestError(_both(params[0].max_tokens, max_tokens))
+    return params
 
 
 def _both(in_params: int | None, beside: int) -> str:

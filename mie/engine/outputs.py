@@ -102,7 +102,7 @@ class AnswerBuilder:
         completion = self.result.completions[output.index]
         detokenizer = self._detokenizers[output.index]
         now = time.perf_counter()
-        if self.result.num_output_tokens == 0:
+        if not any(each.token_ids for each in self.result.completions):
             self._first = now
             self.result.time_to_first_token = now - self._start
         self.result.decode_seconds = now - self._first

@@ -1,23 +1,25 @@
 """A bar for whoever waits: answers that are done, and tokens a second.
 
-Invariant: it is drawn on standard error and only where somebody looks, so that a program's output
-is the same with and without it.
+Invariant: it is drawn only where somebody looks, on a terminal's standard error or in a notebook
+that is open, so that a program's output and a published page are the same with and without it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 @contextmanager
 def progress_bar(num_requests: int, wanted: bool | None) -> Iterator[Callable[[int, int], None]]:
-    """``tell(finished, tokens)`` adds to the bar. ``wanted`` None: for several, on a terminal."""
+    """``tell(finished, tokens)`` adds to it. ``wanted`` None: for several, if somebody looks."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    shown = wanted if wanted is not None else num_requests > 1 and console.is_terminal
+    looks = console.is_terminal or (console.is_jupyter and not os.environ.get("MIE_BOOK"))
+    shown = wanted if wanted is not None else num_requests > 1 and looks
     columns = (
         TextColumn("answers"),
         BarColumn(),

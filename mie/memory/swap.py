@@ -55,6 +55,8 @@ class HostPool:
         """Host blocks for the content of the device's ``blocks``, in their order; None, and nothing
         has changed, if there are too few. The caller may give the device blocks back at once: they
         are read before anything is written into them."""
+        coming = {move.device for move in self._ins}
+        assert not coming & {*blocks}, f"{blocks}: their content is still on its way in"
         if len(blocks) > len(self._free):
             return None
         taken = [self._free.pop() for _ in blocks]

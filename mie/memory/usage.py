@@ -40,14 +40,19 @@ class MemoryUsage:
 
 
 def memory_usage(pool: BlockPool, tables: Iterable[BlockTable]) -> MemoryUsage:
-    """Count what ``tables`` take of ``pool``, in a step for each block of each table."""
+    """Count what ``tables`` take of ``pool``. Only last blocks are looked at one by one."""
     size = pool.block_size
-    filled: dict[int, int] = {}
+    full: set[int] = set()
+    tails: dict[int, int] = {}  # filled slots of blocks that are the last of a table
     listed = 0
     for table in tables:
         listed += len(table.blocks)
-        for index, block in enumerate(table.blocks):
-            tokens = min(size, table.num_tokens - index * size)
-            filled[block] = max(tokens, filled.get(block, 0))
-    usable, taken = pool.num_blocks - 1, sum(filled.values())
-    return MemoryUsage(size, usable, len(filled), listed, taken)
+        whole = table.num_tokens // size
+        full.update(table.blocks[:whole])
+        for index in range(whole, len(table.blocks)):
+            block = table.blocks[index]
+            filled = max(0, table.num_tokens - index * size)
+            tails[block] = max(filled, tails.get(block, 0))
+    partly = [filled for block, filled in tails.items() if block not in full]
+    used, taken = len(full) + len(partly), len(full) * size + sum(partly)
+    return MemoryUsage(size, pool.num_blocks - 1, used, listed, taken)

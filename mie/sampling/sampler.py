@@ -16,9 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mie.sampling_params import Draw
-
-_MASK = 2**64 - 1
+from mie.sampling_params import Draw, mix
 
 
 def sample(logits_SV: Tensor, draws: Sequence[Draw]) -> list[int]:
@@ -41,14 +39,3 @@ def exponential_noise(draw: Draw, size: int) -> Tensor:
     """``size`` numbers above 0 for one draw, float32, on the CPU: the same on every machine."""
     generator = torch.Generator().manual_seed(mix(draw.seed, draw.index, draw.position))
     return torch.empty(size).exponential_(generator=generator).clamp_(min=1e-10)
-
-
-def mix(*numbers: int) -> int:
-    """One number of 63 bits from several, all bits stirred (the finaliser of SplitMix64)."""
-    state = 0
-    for number in numbers:
-        state = (state ^ number) + 0x9E3779B97F4A7C15 & _MASK
-        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
-        state ^= state >> 31
-    return state >> 1

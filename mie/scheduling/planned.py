@@ -5,8 +5,9 @@ Invariant: what is written here is copied, so nothing in a plan or an output cha
 
 from __future__ import annotations
 
+from mie.errors import PartError
 from mie.request import Sequence
-from mie.scheduling.plan import Kind, ScheduledSequence, SequenceOutput
+from mie.scheduling.plan import Kind, ScheduledSequence, SequenceOutput, StepPlan, StepResult
 
 
 def planned(sequence: Sequence, count: int) -> ScheduledSequence:
@@ -37,6 +38,14 @@ def _kind(sequence: Sequence) -> Kind:
     if sequence.num_computed < sequence.num_ever_computed:
         return "recompute"
     return "decode" if sequence.num_computed >= sequence.num_prompt_tokens else "prefill"
+
+
+def check_result(plan: StepPlan, result: StepResult) -> None:
+    """Raise PartError unless ``result`` has a token for each draw of ``plan``."""
+    for scheduled in plan.scheduled:
+        wanted, got = len(scheduled.draws), len(result.tokens.get(scheduled.sequence_id, ()))
+        if got != wanted:
+            raise PartError(f"{plan}: {wanted} tokens wanted for {scheduled.name}, {got} came")
 
 
 def chosen(sequence: Sequence) -> SequenceOutput:

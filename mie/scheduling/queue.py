@@ -70,9 +70,9 @@ class RankedQueue:
 
     def add(self, sequence: Sequence) -> None:
         assert sequence.sequence_id not in self._waiting, f"{sequence} waits already"
-        self._waiting[sequence.sequence_id] = sequence
         self._num_added += 1
         heapq.heappush(self._heap, (self.rank(sequence), self._num_added, sequence))
+        self._waiting[sequence.sequence_id] = sequence
 
     def peek(self) -> Sequence | None:
         while self._heap:
@@ -107,7 +107,9 @@ class FirstComeFirstServed(RankedQueue):
 class StrictPriority(RankedQueue):
     """The smallest ``priority`` first, and in one priority the order of arrival.
 
-    Urgent requests that never end keep all others waiting: that is what strict means.
+    Urgent requests that never end keep all others waiting: that is what strict means. Whoever runs
+    already has its tokens of a step first, though: beside a long prompt that fills the budget, an
+    urgent request comes in when the prompt is done.
     """
 
     def rank(self, sequence: Sequence) -> tuple[int, int, int]:

@@ -37,7 +37,7 @@ from mie.memory.manager import BlockManager
 from mie.request import FinishReason, Request, Sequence, count_seats
 from mie.scheduling.limits import Limits, max_output
 from mie.scheduling.plan import SequenceOutput, StepPlan, StepResult
-from mie.scheduling.planned import chosen, ended, planned
+from mie.scheduling.planned import check_result, chosen, ended, planned
 from mie.scheduling.policy import VictimPolicy, choose, last_admitted, least_urgent
 from mie.scheduling.queue import FirstComeFirstServed, WaitingQueue
 
@@ -59,7 +59,10 @@ class Scheduler:
         self.victim_policy = victim_policy
         self._num_arrived = self._num_sequences = self._num_steps = 0
         self._in_flight: StepPlan | None = None
-        self._ended: list[SequenceOutput] = []  # ends that no step has reported yet
+        self._busy = False  # a step is being planned or runs
+        self._outputs: list[SequenceOutput] = []  # what no step has reported yet
+        self._left_queue: list[Sequence] = []  # ended while they waited
+        self._open: dict[str, list[Sequence]] = {}  # by request id, all that have not left
         self._budget = 0  # what is left of this step's
         self._planned: dict[Sequence, int] = {}  # how many tokens each computes in this step
         self._preempted: list[Sequence] = []  # in this step
@@ -77,26 +80,25 @@ class Scheduler:
         self._num_arrived += 1
         sequence = Sequence(request, self._next_id(), self._num_arrived, output)
         self.waiting.add(sequence)
+        self._open.setdefault(request.request_id, []).append(sequence)
         return sequence
 
     def abort(self, request_id: str) -> None:
         """All answers of the request end, in whatever state. Unknown or ended: nothing happens."""
-        for sequence in [*self.running, *self.waiting]:
-            if sequence.request.request_id == request_id and sequence.finish_reason is None:
-                self._end(sequence, FinishReason.ABORT)
-        if self._in_flight is None:
+        for sequence in self._open.get(request_id, []):
+            self._end(sequence, FinishReason.ABORT)
+        if not self._busy:
             self._reap()
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would compute something or has an end to report."""
-        return bool(self.running or len(self.waiting) or self._ended)
+        """Whether a step would compute something or has something to report."""
+        return bool(self.running or len(self.waiting) or self._outputs)
 
     # -- a step ----------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan:
         """The plan of the next step. ``update`` or ``failed`` must follow."""
-        assert self._in_flight is None, "the step before has not come back"
         self._begin_step()
         self._grow_running()
         if not self._preempted:
@@ -104,10 +106,14 @@ class Scheduler:
         return self._make_plan()
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
-        """What came of ``plan``: tokens and ends, in the order of the plan."""
-        self._come_back(plan)
+        """What came of ``plan``: tokens and ends, in the order of the plan.
+
+        Raises PartError, with nothing changed, for a result that is not one of this plan.
+        """
+        assert plan is self._in_flight, f"{plan} is not the step that was planned last"
+        check_result(plan, result)
+        self._come_back()
         by_id = {sequence.sequence_id: sequence for sequence in self.running}
-        outputs = []
         for scheduled in plan.scheduled:
             sequence = by_id[scheduled.sequence_id]
             if sequence.finish_reason is not None:
@@ -118,19 +124,20 @@ class Scheduler:
                 answers = [sequence, *self._forks(sequence, len(tokens) - 1)]
                 for answer, token_id in zip(answers, tokens, strict=True):
                     answer.append(token_id)
-                    outputs.append(chosen(answer))
+                    self._outputs.append(chosen(answer))
         self._reap()
-        without_token, self._ended = self._ended, []
-        return outputs + without_token
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     def failed(self, plan: StepPlan) -> None:
-        """``plan`` broke off, and nobody knows what was written: all that it touched is computed
-        again, as after a preemption. What other sequences have is untouched."""
-        self._come_back(plan)
-        self._reap()
+        """``plan`` broke off, before, while or after it ran, and nobody knows what was written: all
+        that it touched is computed again, as after a preemption. What else there is stays."""
         touched = {scheduled.sequence_id for scheduled in plan.scheduled}
-        for sequence in [s for s in self.running if s.sequence_id in touched]:
-            self._send_back(sequence)
+        self._come_back()
+        self._reap()
+        for sequence in list(self.running):
+            if sequence.sequence_id in touched or sequence.num_to_compute == 0:
+                self._send_back(sequence)
         lost = {move.host for move in plan.swap_out}
         for sequence in self.waiting:
             if sequence.host_blocks and lost & {*sequence.host_blocks}:
@@ -139,10 +146,13 @@ class Scheduler:
     # -- reap, running, waiting ------------------------------------------------------------------
 
     def _begin_step(self) -> None:
-        self._reap()
+        if self._in_flight is not None:  # nobody has brought it back
+            self.failed(self._in_flight)
         for sequence in self._planned:  # a plan broke off in the making: nobody runs it
             if sequence.table is not None:
                 sequence.table.truncate(sequence.num_computed)
+        self._reap()
+        self._busy = True
         self._num_steps += 1
         self._budget = self.limits.token_budget
         self._planned, self._preempted = {}, []
@@ -151,9 +161,12 @@ class Scheduler:
         """Who has ended leaves and gives everything back."""
         for sequence in [s for s in self.running if s.finish_reason is not None]:
             self._leave(sequence)
-        for sequence in [s for s in self.waiting if s.finish_reason is not None]:
-            self.waiting.remove(sequence)
-            self._drop_host_blocks(sequence)
+        for sequence in self._left_queue:
+            if sequence.table is None:
+                self.waiting.remove(sequence)
+                self._drop_host_blocks(sequence)
+                self._forget(sequence)
+        self._left_queue.clear()
 
     def _grow_running(self) -> None:
         """In the order of admission, as far as the budget goes; a victim of this step is left out.
@@ -265,6 +278,8 @@ class Scheduler:
         _table(sequence).release()
         sequence.table, sequence.num_computed = None, 0
         self.waiting.add(sequence)
+        if sequence.finish_reason is not None:
+            self._left_queue.append(sequence)
 
     # -- small steps -----------------------------------------------------------------------------
 
@@ -273,21 +288,22 @@ class Scheduler:
         self._budget -= count
 
     def _make_plan(self) -> StepPlan:
+        scheduled = tuple(planned(s, count) for s, count in self._planned.items())
+        copies = tuple(self.memory.copies.take())
         outs, ins = self.memory.host.take()
         self._in_flight = StepPlan(
             number=self._num_steps,
             token_budget=self.limits.token_budget,
-            scheduled=tuple(planned(s, count) for s, count in self._planned.items()),
-            copies=tuple(self.memory.copies.take()),
+            scheduled=scheduled,
+            copies=copies,
             swap_out=outs,
             swap_in=ins,
             preempted=tuple(sequence.name for sequence in self._preempted),
         )
         return self._in_flight
 
-    def _come_back(self, plan: StepPlan) -> None:
-        assert plan is self._in_flight, f"{plan} is not the step that was planned last"
-        self._in_flight, self._planned = None, {}
+    def _come_back(self) -> None:
+        self._in_flight, self._planned, self._busy = None, {}, False
         self.memory.launched()
 
     def _computed(self, sequence: Sequence, num_tokens: int) -> None:
@@ -301,20 +317,32 @@ class Scheduler:
     def _forks(self, sequence: Sequence, count: int) -> Iterable[Sequence]:
         """``count`` more answers on the same blocks; they run from now on, right behind it."""
         forks = [sequence.fork(self._next_id(), index) for index in range(1, count + 1)]
+        sequence.to_fork = 0
         place = self.running.index(sequence) + 1
         self.running[place:place] = forks
-        sequence.to_fork = 0
+        self._open[sequence.request.request_id] += forks
         return forks
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         """Without a token; answers that were to be forked end with it."""
+        if sequence.finish_reason is not None:
+            return
         sequence.finish_reason = reason
-        self._ended += ended(sequence)
+        self._outputs += ended(sequence)
+        if sequence.table is None:
+            self._left_queue.append(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         _table(sequence).release()
         sequence.table = None
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        answers = self._open[sequence.request.request_id]
+        answers.remove(sequence)
+        if not answers:
+            del self._open[sequence.request.request_id]
 
     def _drop_host_blocks(self, sequence: Sequence) -> None:
         if sequence.host_blocks is not None:

@@ -32,6 +32,8 @@ UNBOUNDED = 1 << 60
 class StaticScheduler(Scheduler):
     """Waves of at most ``max_num_seqs``. The token budget cuts no prompt: a wave begins at once."""
 
+    _num_rows = 0  # of the wave that runs
+
     def schedule(self) -> StepPlan:
         """See ``Scheduler.schedule``."""
         self._begin_step()
@@ -42,7 +44,8 @@ class StaticScheduler(Scheduler):
         else:
             size = self._begin_wave()
         plan = self._make_plan()
-        self._in_flight = replace(plan, num_padding=max(0, size - plan.num_tokens))
+        padding = max(0, size - plan.num_tokens)
+        self._in_flight = replace(plan, token_budget=plan.num_tokens + padding, num_padding=padding)
         return self._in_flight
 
     def _begin_wave(self) -> int:

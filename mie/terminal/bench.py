@@ -111,9 +111,9 @@ def show_decode_speeds(speeds: Sequence[DecodeSpeed], console: Console) -> None:
     rows = [
         (
             f"{speed.num_sequences}",
-            f"{speed.paged_tokens_per_second:,.1f}",
+            f"{speed.engine_tokens_per_second:,.1f}",
             f"{speed.plain_tokens_per_second:,.1f}",
-            f"{speed.paged_to_plain:.2f}",
+            f"{speed.engine_to_plain:.2f}",
         )
         for speed in speeds
     ]

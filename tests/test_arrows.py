@@ -169,7 +169,7 @@ def test_scheduling_decides_in_integers() -> None:
 
 def test_the_core_of_the_engine_knows_a_plan_and_no_runner() -> None:
     used = {room(name) for name in ours("mie.engine.core")}
-    assert used == {"request", "scheduling"}
+    assert used == {"errors", "request", "scheduling"}
 
 
 def test_benchmarks_draw_in_two_named_files() -> None:

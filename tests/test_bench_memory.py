@@ -37,11 +37,13 @@ from mie.bench.memory import (
 from mie.bench.memory_plots import FIGURES
 from mie.bench.memory_report import memory_page
 from mie.bench.memory_tables import memory_tables
+from mie.bench.scheduling_plots import SCHEDULING_FIGURES
 from mie.bench.workloads import KINDS, draw, shuffle, token_ids
 from mie.errors import ConfigError
 from mie.memory.block_pool import BlockPool
 from mie.memory.block_table import BlockTable
 
+ALL_FIGURES = FIGURES | SCHEDULING_FIGURES
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "bench_memory.json"
 FOOTPRINT = 12_288
@@ -445,7 +447,7 @@ def test_the_report_is_well_formed_and_needs_nothing_else(page):
 def test_every_plot_in_the_report_has_its_words_and_its_table(page, report):
     tree = Tree(page)
     drawings = [svg for svg in tree.named("svg") if svg.get("role") == "img"]
-    assert len(drawings) == len(FIGURES) == 4 and len(tree.named("table")) == 5
+    assert len(drawings) == len(ALL_FIGURES) == 6 and len(tree.named("table")) == 7
     shown = " ".join(tree.words)
     for table in memory_tables(report).values():
         assert all(cell in shown for row in table.rows for cell in row)
@@ -454,13 +456,13 @@ def test_every_plot_in_the_report_has_its_words_and_its_table(page, report):
 def test_a_plot_stands_above_its_own_table(page, report):
     """Whatever the order of either list: both go by the name of the benchmark."""
     tables = memory_tables(report)
-    assert FIGURES.keys() < tables.keys()
+    assert ALL_FIGURES.keys() < tables.keys()
     sections = page.replace("&#x27;", "'").split("<section>")[1:]
     assert len(sections) == len(tables)
     for (name, table), section in zip(tables.items(), sections, strict=True):
         assert f"<h2>{table.title}</h2>" in section
         titles = re.findall(r"<title>(.*?)</title>", section, re.S)
-        expected = [FIGURES[name][1](getattr(report, name))] if name in FIGURES else []
+        expected = [ALL_FIGURES[name][1](getattr(report, name))] if name in ALL_FIGURES else []
         assert titles == expected
 
 
@@ -471,9 +473,9 @@ def test_a_plot_without_a_table_is_an_error(monkeypatch, report):
         memory_page(report)
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", ALL_FIGURES)
 def test_words_say_what_the_plot_draws(report, name):
-    figure_of, words_of = FIGURES[name]
+    figure_of, words_of = ALL_FIGURES[name]
     result = getattr(report, name)
     words = words_of(result)
     figure = figure_of(result)
@@ -484,10 +486,10 @@ def test_words_say_what_the_plot_draws(report, name):
     assert "None" not in words and "nan" not in words
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", ALL_FIGURES)
 def test_colour_is_never_alone(report, name):
     """Bars of one panel differ in hatching, lines in their dashes and markers."""
-    for panel in FIGURES[name][0](getattr(report, name)).axes:
+    for panel in ALL_FIGURES[name][0](getattr(report, name)).axes:
         hatches = [bars.patches[0].get_hatch() for bars in panel.containers]
         assert len(hatches) == len(set(hatches))
         looks = [(line.get_marker(), line.get_linestyle()) for line in panel.lines]

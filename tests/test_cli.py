@@ -596,3 +596,44 @@ def test_the_real_model_answers_with_paris(smollm2_path):
     )
     assert result.exit_code == 0
     assert result.stdout == "The capital of France is Paris.\n"
+
+
+# -- mie bench throughput ------------------------------------------------------------------------
+
+
+def bench_throughput(folder, *options):
+    few = ("--requests", "2", "--max-num-seqs", "2", "--alone", "1", "--device", "cpu")
+    return mie("bench", "throughput", "--model", str(folder), *few, *map(str, options))
+
+
+def test_throughput_is_a_table_and_a_trace(small_path, tmp_path):
+    trace = tmp_path / "trace.json"
+    result = bench_throughput(small_path, "--trace", trace)
+    assert result.exit_code == 0, result.stderr
+    for name in ("one at a time", "static", "continuous"):
+        assert name in " ".join(result.stdout.split())
+    assert json.loads(trace.read_text("utf-8"))["traceEvents"]
+
+
+def test_throughput_as_json_is_nothing_but_json(small_path):
+    result = bench_throughput(small_path, "--json", "-")
+    assert result.exit_code == 0, result.stderr
+    runs = json.loads(result.stdout)["throughput"]["runs"]
+    assert [run["num_requests"] for run in runs] == [1, 2, 2]
+    assert runs[-1]["padding_tokens"] == 0
+
+
+@pytest.mark.parametrize("option", ["--json", "--trace"])
+def test_throughput_refuses_a_missing_folder_before_the_work(tmp_path, option):
+    result = bench_throughput(tmp_path / "no-model", option, tmp_path / "nowhere" / "file")
+    assert result.exit_code == 2 and "there is no folder" in " ".join(result.stderr.split())
+
+
+def test_throughput_refuses_a_folder_without_a_model(tmp_path):
+    result = bench_throughput(tmp_path)
+    assert result.exit_code == 1 and result.stdout == ""
+
+
+def test_throughput_has_help():
+    result = mie("bench", "throughput", "--help")
+    assert result.exit_code == 0 and "Tokens a second" in result.stdout

@@ -130,8 +130,11 @@ def _steps(cost: OperationCost) -> str:
 
 def _show(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], console: Console) -> None:
     table = RichTable(title=title, title_justify="left", title_style="bold")
+    rows = list(rows)
     for index, name in enumerate(head):
-        table.add_column(name, justify="right" if index else "left")
+        words = " ".join([name, *(row[index] for row in rows)]).split()
+        widest = max(map(len, words), default=0)  # a narrow terminal breaks lines, no words
+        table.add_column(name, justify="right" if index else "left", min_width=widest)
     for row in rows:
         table.add_row(*row)
     console.print(table, highlight=False)

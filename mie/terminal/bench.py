@@ -74,7 +74,6 @@ def show_throughput(result: Throughput, where: Mapping[str, Any], console: Conso
     rows = [
         (
             run.scheduler,
-            f"{run.num_requests}",
             f"{run.tokens_per_second:,.1f}",
             f"{run.steps:,}",
             f"{run.mean_batch:.1f}",
@@ -84,7 +83,7 @@ def show_throughput(result: Throughput, where: Mapping[str, Any], console: Conso
         )
         for run in result.runs
     ]
-    head = ("", "requests", "tokens/s", "steps", "batch", "padding", "first token", "total")
+    head = ("", "tokens/s", "steps", "batch", "padding", "first token", "total")
     title = f"Throughput: {where['dtype']} on {where['device']}, {where['threads']} threads"
     _show(title, head, rows, console)
     cost, slow = result.cost, [run.scheduler for run in result.runs if run.scheduler != FASTEST]
@@ -93,12 +92,14 @@ def show_throughput(result: Throughput, where: Mapping[str, Any], console: Conso
         f"{result.predicted_ratio(name):.1f})"
         for name in slow
     )
-    alone = min(run.num_requests for run in result.runs)
+    counts = [run.num_requests for run in result.runs]
+    alone, total = min(counts), max(counts)
+    few = f"One at a time, the first {alone} of {total} requests run. " if alone < total else ""
     console.print(
         f"Continuous: {ratios}. A step costs {1e3 * cost.seconds_per_step:.1f} ms and "
         f"{1e3 * cost.seconds_per_token:.2f} ms for each token. Output tokens are counted; first "
         f"token: the median time until a request has one, all of them waiting from the start. "
-        f"Static waves are told the lengths of all answers. {result.same_answers} of {alone} "
+        f"{few}Static waves are told the lengths of all answers. {result.same_answers} of {alone} "
         "answers are the same in all runs.",
         markup=False,
         highlight=False,

@@ -141,7 +141,7 @@ def bench_throughput(
 
     Requests of mixed length wait from the start; prompts are random, answers have fixed lengths.
 
-    About a minute for the built-in model on two quiet cores.
+    One to two minutes for the built-in model on two quiet cores.
     """
     from mie.bench.throughput import mixed_workload, throughput
     from mie.scheduling.trace import to_perfetto

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tiny_decoder import VOCABULARY, tiny_decoder
 
 from mie.engine import paged
 from mie.engine.paged import KVMemory, greedy_paged
@@ -18,39 +19,16 @@ from mie.execution.contiguous_cache import ContiguousCache
 from mie.memory.block_pool import blocks_needed
 from mie.memory.prefix_cache import HashPrefixCache, NoPrefixCache
 from mie.memory.radix_tree import RadixTree
-from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
 from mie.model.kv_cache import NoCache
 
-VOCABULARY = 31
 KINDS = {"hash": HashPrefixCache, "radix": RadixTree, "none": NoPrefixCache}
 NAN = float("nan")
 STORY = torch.randint(VOCABULARY, (60,), generator=torch.Generator().manual_seed(7)).tolist()
 
 
-@cache
 def decoder(seed: int = 0, dtype: torch.dtype = torch.float32) -> Decoder:
-    """A small model of random weights, whose answers wander. Its norms are 1."""
-    config = ModelConfig.from_dict(
-        {
-            "model_type": "llama",
-            "vocab_size": VOCABULARY,
-            "hidden_size": 24,
-            "intermediate_size": 40,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 128,
-        }
-    )
-    model = Decoder(config, dtype)
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            parameter.fill_(1)
-        else:
-            parameter.normal_(std=0.4, generator=generator)
-    return model
+    return tiny_decoder(seed=seed, dtype=dtype)
 
 
 @cache

@@ -18,14 +18,8 @@ from mie.execution.model_runner import ModelRunner
 from mie.model.decoder import Decoder
 from mie.scheduling.trace import Trace
 
-ENGINE_PARTS = (
-    "block_pool",
-    "block_table",
-    "prefix_cache",
-    "scheduler",
-    "queue",
-    "victim_policy",
-)
+MEMORY_PARTS = ("block_pool", "block_table", "prefix_cache")
+ENGINE_PARTS = (*MEMORY_PARTS, "scheduler", "queue", "victim_policy")
 
 
 @dataclass(frozen=True)
@@ -66,9 +60,7 @@ def assemble(
         num_blocks,
         config.block_size,
         num_host_blocks,
-        block_pool=chosen["block_pool"],
-        block_table=chosen["block_table"],
-        prefix_cache=chosen["prefix_cache"],
+        **{name: chosen[name] for name in MEMORY_PARTS},
     )
     scheduler = chosen["scheduler"](limits, memory, chosen["queue"](), chosen["victim_policy"])
     runner = ModelRunner(decoder, memory.cache, num_host_blocks)

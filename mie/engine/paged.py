@@ -15,20 +15,22 @@ the model, and ``blocks_needed(P + N - 1)`` blocks, of which C / block_size may 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from mie.engine.plain import next_token
 from mie.errors import OutOfBlocksError
 from mie.execution.kv_cache import PagedKVCache, PagedStep, SequenceStep
-from mie.memory.block_pool import BlockPool
 from mie.memory.block_table import BlockTable
 from mie.memory.manager import BlockManager
-from mie.memory.prefix_cache import HashPrefixCache, PrefixCache
 from mie.model.decoder import Decoder
 
 
 class KVMemory(BlockManager):
-    """All blocks of one decoder: who owns them (integers) and what is in them (tensors)."""
+    """All blocks of one decoder: who owns them (integers) and what is in them (tensors).
+
+    ``parts`` are the parts of memory that are replaced: see ``BlockManager``.
+    """
 
     def __init__(
         self,
@@ -36,19 +38,9 @@ class KVMemory(BlockManager):
         num_blocks: int,
         block_size: int = 16,
         num_host_blocks: int = 0,
-        *,
-        block_pool: Callable[[int, int], BlockPool] = BlockPool,
-        block_table: Callable[..., BlockTable] = BlockTable,
-        prefix_cache: Callable[[BlockPool], PrefixCache] = HashPrefixCache,
+        **parts: Any,
     ) -> None:
-        super().__init__(
-            num_blocks,
-            block_size,
-            num_host_blocks,
-            block_pool=block_pool,
-            block_table=block_table,
-            prefix_cache=prefix_cache,
-        )
+        super().__init__(num_blocks, block_size, num_host_blocks, **parts)
         self.cache = PagedKVCache.for_decoder(decoder, num_blocks, block_size)
 
     def step(self, table: BlockTable, num_new: int) -> PagedStep:

@@ -30,20 +30,21 @@ bench = typer.Typer(
 )
 STANDARD_OUTPUT = Path("-")
 Seed = Annotated[int, typer.Option(min=0, help="Another workload of the same kinds.")]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        dir_okay=False,
+        allow_dash=True,
+        help="Write all numbers to FILE; '-' for standard output, instead of the tables.",
+    ),
+]
 
 
 @bench.command("memory", epilog="Example: [bold]mie bench memory --report paging.html[/]")
 def bench_memory(
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            dir_okay=False,
-            allow_dash=True,
-            help="Write all numbers to FILE; '-' for standard output, instead of the tables.",
-        ),
-    ] = None,
+    json_file: JsonFile = None,
     report_file: Annotated[
         Path | None,
         typer.Option(
@@ -114,16 +115,7 @@ def bench_throughput(
         bool,
         typer.Option("--decode", help="Also decode 1, 8 and 32 sequences, beside a plain loop."),
     ] = False,
-    json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            dir_okay=False,
-            allow_dash=True,
-            help="Write all numbers to FILE; '-' for standard output, instead of the tables.",
-        ),
-    ] = None,
+    json_file: JsonFile = None,
     trace_file: Annotated[
         Path | None,
         typer.Option(

@@ -26,8 +26,8 @@ NEAR_TIE = 1e-4  # in logits, or in logarithms of what is compared to draw
 
 
 @cache
-def tiny_decoder(fused: bool = False) -> Decoder:
-    """Two layers in float32. Its norms are 1, and its answers wander."""
+def tiny_decoder(fused: bool = False, seed: int = 0, dtype: torch.dtype = torch.float32) -> Decoder:
+    """Two layers of random weights. Its norms are 1, and its answers wander."""
     config = ModelConfig.from_dict(
         {
             "model_type": "llama",
@@ -40,8 +40,8 @@ def tiny_decoder(fused: bool = False) -> Decoder:
             "max_position_embeddings": 128,
         }
     )
-    model = Decoder(config, ops=for_device("cpu") if fused else Ops())
-    generator = torch.Generator().manual_seed(0)
+    model = Decoder(config, dtype, ops=for_device("cpu") if fused else Ops())
+    generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         if parameter.dim() == 1:
             parameter.fill_(1)

@@ -74,7 +74,9 @@ class Sequence:
         self.index = index
         self.max_output = max_output
         self.token_ids = list(request.prompt)
-        self.num_computed = 0  # the first so many tokens have K and V, in blocks of the device
+        self.num_computed = 0  # the first so many tokens have K and V, or get them in flight
+        self.num_pending = 0  # tokens that a step in flight chooses: counted, not yet known
+        self.num_in_flight = 0  # steps that have been planned with it and not come back
         self.table: BlockTable | None = None  # while it runs
         self.host_blocks: list[int] | None = None  # while it is swapped out
         self.num_cached_tokens: int | None = None  # found when it was first admitted
@@ -94,7 +96,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        return len(self.token_ids) + self.num_pending
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -102,6 +104,7 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
+        """Those that are known."""
         return len(self.token_ids) - len(self.request.prompt)
 
     @property
@@ -111,7 +114,15 @@ class Sequence:
     @property
     def num_to_compute(self) -> int:
         """What the steps to come have to compute before the next token can be chosen."""
-        return len(self.token_ids) - self.num_computed
+        return len(self.token_ids) + self.num_pending - self.num_computed
+
+    @property
+    def waits_for_a_step(self) -> bool:
+        """Whether only a step in flight can tell what is to be computed next: it chooses the last
+        token, or the one after which the answers to this prompt part."""
+        if not self.num_pending:
+            return False
+        return self.to_fork > 0 or self.num_output_tokens + self.num_pending >= self.max_output
 
     @property
     def num_seats(self) -> int:

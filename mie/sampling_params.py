@@ -10,7 +10,7 @@ import math
 import operator
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from mie.errors import RequestError
 
@@ -60,8 +60,7 @@ class SamplingParams:
         return Draw(temperature, self.seed or 0, position, index)
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """One token to choose: the noise depends on these numbers, and on nothing that runs beside."""
 
     temperature: float  # 0: the most likely token

@@ -26,12 +26,9 @@ GREEDY = Draw(0.0, 0, 0, 0)
 
 def part(number: int, tokens, blocks, position: int = 0, draws=()) -> ScheduledSequence:
     """Sequence ``number`` computes ``tokens``, the first of them at ``position``."""
-    slots = tuple(
-        blocks[p // SIZE] * SIZE + p % SIZE for p in range(position, position + len(tokens))
-    )
     name = f"s{number}"
     return ScheduledSequence(
-        number, name, "prefill", tuple(tokens), position, tuple(blocks), slots, tuple(draws)
+        number, name, "prefill", tuple(tokens), position, tuple(blocks), SIZE, tuple(draws)
     )
 
 

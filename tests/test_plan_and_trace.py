@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import FrozenInstanceError, asdict
+from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
@@ -24,7 +24,7 @@ from mie.scheduling.trace import NAMES_KEPT, StepTimes, Trace, to_json, to_perfe
 
 def scheduled(name: str, position: int, count: int) -> ScheduledSequence:
     tokens = tuple(range(count))
-    return ScheduledSequence(1, name, "decode", tokens, position, (1,), tokens, ())
+    return ScheduledSequence(1, name, "decode", tokens, position, (1,), 4, ())
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +86,13 @@ def test_a_plan_does_not_change_when_its_sequence_does():
     sequence.table = harness.memory.empty_table()
     sequence.table.append(5)
     plan = planned(sequence, 5)
-    before = asdict(plan)
+    before = plan._asdict()
     sequence.num_computed = 5
     sequence.append(3)
     sequence.table.append(1)
     sequence.table.release()
-    assert asdict(plan) == before
-    with pytest.raises(FrozenInstanceError):
+    assert plan._asdict() == before
+    with pytest.raises(AttributeError):
         plan.position = 3
 
 

@@ -324,7 +324,7 @@ def test_a_plan_that_nobody_brings_back_has_failed():
     lost = scheduler.schedule()
     plan = scheduler.schedule()
     assert plan.scheduled[0].token_ids == lost.scheduled[0].token_ids == (1, 2)
-    with pytest.raises(AssertionError, match="not the step that was planned last"):
+    with pytest.raises(AssertionError, match="not the oldest step that is out"):
         scheduler.update(lost, StepResult())
 
 

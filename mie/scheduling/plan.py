@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mie.memory.block_copies import BlockCopy
 from mie.memory.swap import SwapIn, SwapOut
@@ -22,16 +22,21 @@ from mie.sampling_params import Draw
 
 Kind = Literal["prefill", "decode", "recompute"]
 KINDS: tuple[Kind, ...] = ("prefill", "decode", "recompute")
+PENDING = -1  # in place of a token that a step in flight chooses: only the device knows it
 
 
-@dataclass(frozen=True)
-class ScheduledSequence:
+class StepsInFlightError(Exception):
+    """Nothing can be planned before the steps in flight have come back. Nothing has changed."""
+
+
+class ScheduledSequence(NamedTuple):
     """One sequence's part of a step: ``token_ids`` to compute, the first of them at ``position``.
 
-    ``blocks`` are the sequence's, in the order of the text; ``slots`` are where the new K and V go.
+    ``blocks`` are the sequence's, in the order of the text, ``block_size`` slots each.
     ``draws`` are the tokens to choose after the last of them: none while a prompt is incomplete,
     several where a request wants several answers. ``num_recomputed`` of the tokens had been
-    computed before. ``kind`` is for people: the scheduler has no phases.
+    computed before. ``kind`` is for people: the scheduler has no phases. A token that is not known
+    yet is ``PENDING``: it was chosen for this sequence by the step before, and is on the device.
     """
 
     sequence_id: int
@@ -40,7 +45,7 @@ class ScheduledSequence:
     token_ids: tuple[int, ...]
     position: int
     blocks: tuple[int, ...]
-    slots: tuple[int, ...]
+    block_size: int
     draws: tuple[Draw, ...]
     num_recomputed: int = 0
 
@@ -52,6 +57,13 @@ class ScheduledSequence:
     def num_tokens(self) -> int:
         """How many tokens it has in memory after the step: what its queries may see."""
         return self.position + len(self.token_ids)
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Where the new K and V go."""
+        size = self.block_size
+        positions = range(self.position, self.num_tokens)
+        return tuple(self.blocks[at // size] * size + at % size for at in positions)
 
     def __repr__(self) -> str:
         where = f"{self.position}" if self.num_new == 1 else f"{self.position}:{self.num_tokens}"
@@ -74,6 +86,7 @@ class StepPlan:
     swap_in: tuple[SwapIn, ...] = ()
     preempted: tuple[str, ...] = ()  # names of sequences that had to go back to the queue
     num_padding: int = 0
+    num_cached_tokens: int = 0  # of prompts that came in with this step: found, not computed
 
     @property
     def num_tokens(self) -> int:
@@ -113,8 +126,7 @@ class StepResult:
         return f"StepResult({'; '.join(chosen)})"
 
 
-@dataclass(frozen=True)
-class SequenceOutput:
+class SequenceOutput(NamedTuple):
     """What a step means for one answer: a token more, an end, or both.
 
     ``num_output_tokens`` counts from 1 and never stands still: no token comes out twice, however

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from mie.errors import PartError
 from mie.request import Sequence
-from mie.scheduling.plan import Kind, ScheduledSequence, SequenceOutput, StepPlan, StepResult
+from mie.sampling_params import Draw
+from mie.scheduling.plan import (
+    PENDING,
+    Kind,
+    ScheduledSequence,
+    SequenceOutput,
+    StepPlan,
+    StepResult,
+)
 
 
 def planned(sequence: Sequence, count: int) -> ScheduledSequence:
@@ -15,21 +23,24 @@ def planned(sequence: Sequence, count: int) -> ScheduledSequence:
     table, first = sequence.table, sequence.num_computed
     assert table is not None and table.num_tokens == first + count, f"{sequence}, {count} planned"
     end = first + count
-    complete = end == sequence.num_tokens
-    sampling = sequence.request.sampling
+    known = len(sequence.token_ids)
+    token_ids = tuple(sequence.token_ids[first:end])
+    if end > known:
+        token_ids += (PENDING,) * (end - max(first, known))
+    draws: tuple[Draw, ...] = ()
+    if end == known + sequence.num_pending:  # complete: the next token can be chosen
+        draw = sequence.request.sampling.draw
+        indices = range(sequence.index, sequence.index + sequence.num_seats)
+        draws = tuple([draw(end, index) for index in indices])
     return ScheduledSequence(
         sequence_id=sequence.sequence_id,
         name=sequence.name,
         kind=_kind(sequence),
-        token_ids=tuple(sequence.token_ids[first:end]),
+        token_ids=token_ids,
         position=first,
         blocks=tuple(table.blocks),
-        slots=tuple(table.slots(first, end)),
-        draws=tuple(
-            sampling.draw(end, index)
-            for index in range(sequence.index, sequence.index + sequence.num_seats)
-            if complete
-        ),
+        block_size=table.pool.block_size,
+        draws=draws,
         num_recomputed=max(0, min(end, sequence.num_ever_computed) - first),
     )
 

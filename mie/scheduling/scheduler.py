@@ -29,6 +29,7 @@ After Orca (Yu et al., 2022) and the scheduler of vLLM V1.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 from mie.memory.block_pool import blocks_needed
@@ -36,14 +37,20 @@ from mie.memory.block_table import BlockTable
 from mie.memory.manager import BlockManager
 from mie.request import FinishReason, Request, Sequence, count_seats
 from mie.scheduling.limits import Limits, max_output
-from mie.scheduling.plan import SequenceOutput, StepPlan, StepResult
+from mie.scheduling.plan import SequenceOutput, StepPlan, StepResult, StepsInFlightError
 from mie.scheduling.planned import check_result, chosen, ended, planned
 from mie.scheduling.policy import VictimPolicy, choose, last_admitted, least_urgent
 from mie.scheduling.queue import FirstComeFirstServed, WaitingQueue
 
 
 class Scheduler:
-    """``schedule()`` makes a plan, ``update()`` takes in what came of it; one step at a time."""
+    """``schedule()`` makes a plan, ``update()`` takes in what came of it, in the same order.
+
+    At most ``max_in_flight`` plans are out at once. With more than one, a step is planned before
+    the tokens of the step before are known: a sequence then counts tokens that nobody has seen.
+    """
+
+    max_in_flight = 1
 
     def __init__(
         self,
@@ -58,14 +65,15 @@ class Scheduler:
         self.running: list[Sequence] = []  # in the order of admission
         self.victim_policy = victim_policy
         self._num_arrived = self._num_sequences = self._num_steps = 0
-        self._in_flight: StepPlan | None = None
-        self._busy = False  # a step is being planned or runs
+        self._in_flight: deque[tuple[StepPlan, tuple[Sequence, ...]]] = deque()  # oldest first
+        self._busy = False  # a step is being planned
         self._outputs: list[SequenceOutput] = []  # what no step has reported yet
         self._left_queue: list[Sequence] = []  # ended while they waited
         self._open: dict[str, list[Sequence]] = {}  # by request id, all that have not left
         self._budget = 0  # what is left of this step's
         self._planned: dict[Sequence, int] = {}  # how many tokens each computes in this step
         self._preempted: list[Sequence] = []  # in this step
+        self._num_found = 0  # tokens of prompts that came in since the last plan, found in blocks
 
     # -- what comes from outside -----------------------------------------------------------------
 
@@ -87,7 +95,7 @@ class Scheduler:
         """All answers of the request end, in whatever state. Unknown or ended: nothing happens."""
         for sequence in self._open.get(request_id, []):
             self._end(sequence, FinishReason.ABORT)
-        if not self._busy:
+        if not (self._busy or self._in_flight):
             self._reap()
 
     @property
@@ -98,7 +106,11 @@ class Scheduler:
     # -- a step ----------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan:
-        """The plan of the next step. ``update`` or ``failed`` must follow."""
+        """The plan of the next step. ``update`` or ``failed`` must follow.
+
+        Raises StepsInFlightError, with nothing changed, where the steps in flight have to come back
+        first: nobody is thrown out while the device still works for somebody.
+        """
         self._begin_step()
         self._grow_running()
         if not self._preempted:
@@ -110,14 +122,13 @@ class Scheduler:
 
         Raises PartError, with nothing changed, for a result that is not one of this plan.
         """
-        assert plan is self._in_flight, f"{plan} is not the step that was planned last"
+        first = self._in_flight[0][0] if self._in_flight else None
+        assert plan is first, f"{plan} is not the oldest step that is out"
         check_result(plan, result)
-        self._come_back()
-        by_id = {sequence.sequence_id: sequence for sequence in self.running}
-        for scheduled in plan.scheduled:
-            sequence = by_id[scheduled.sequence_id]
+        sequences = self._come_back()
+        for scheduled, sequence in zip(plan.scheduled, sequences, strict=True):
             if sequence.finish_reason is not None:
-                continue  # aborted while it was computed
+                continue  # it ended, or was aborted, while this was computed
             self._computed(sequence, scheduled.num_tokens)
             if scheduled.draws:
                 tokens = result.tokens[scheduled.sequence_id]
@@ -131,14 +142,20 @@ class Scheduler:
 
     def failed(self, plan: StepPlan) -> None:
         """``plan`` broke off, before, while or after it ran, and nobody knows what was written: all
-        that it touched is computed again, as after a preemption. What else there is stays."""
-        touched = {scheduled.sequence_id for scheduled in plan.scheduled}
-        self._come_back()
+        that it touched is computed again, as after a preemption, and all that the steps touched
+        that are out beside it. What else there is stays."""
+        self._undo_planned()
+        plans = [plan, *[each for each, _ in self._in_flight]]
+        touched = {scheduled.sequence_id for each in plans for scheduled in each.scheduled}
+        self._in_flight.clear()
+        for sequence in self.running:
+            sequence.num_in_flight = sequence.num_pending = 0
+        self.memory.launched()
         self._reap()
         for sequence in list(self.running):
             if sequence.sequence_id in touched or sequence.num_to_compute == 0:
                 self._send_back(sequence)
-        lost = {move.host for move in plan.swap_out}
+        lost = {move.host for each in plans for move in each.swap_out}
         for sequence in self.waiting:
             if sequence.host_blocks and lost & {*sequence.host_blocks}:
                 self._drop_host_blocks(sequence)
@@ -146,21 +163,34 @@ class Scheduler:
     # -- reap, running, waiting ------------------------------------------------------------------
 
     def _begin_step(self) -> None:
-        if self._in_flight is not None:  # nobody has brought it back
-            self.failed(self._in_flight)
-        for sequence in self._planned:  # a plan broke off in the making: nobody runs it
-            if sequence.table is not None:
-                sequence.table.truncate(sequence.num_computed)
+        if len(self._in_flight) >= self.max_in_flight:  # nobody has brought it back
+            self.failed(self._in_flight[0][0])
+        self._undo_planned()
+        self.memory.launched()  # what was planned before is on its way
         self._reap()
         self._busy = True
-        self._num_steps += 1
         self._budget = self.limits.token_budget
         self._planned, self._preempted = {}, []
 
+    def _undo_planned(self) -> None:
+        """A plan broke off in the making, and nobody runs it."""
+        for sequence in self._planned:
+            if sequence.table is not None:
+                sequence.table.truncate(sequence.num_computed)
+        self._planned, self._busy = {}, False
+
+    def _wait_for_steps(self) -> None:
+        """Go on only if no step is out. What a victim gives back, or one that has ended, would be
+        handed on while a step still reads and writes it."""
+        if self._in_flight:
+            self._undo_planned()
+            raise StepsInFlightError
+
     def _reap(self) -> None:
-        """Who has ended leaves and gives everything back."""
+        """Who has ended leaves and gives everything back, once no step works for it any longer."""
         for sequence in [s for s in self.running if s.finish_reason is not None]:
-            self._leave(sequence)
+            if not sequence.num_in_flight:
+                self._leave(sequence)
         for sequence in self._left_queue:
             if sequence.table is None:
                 self.waiting.remove(sequence)
@@ -179,8 +209,11 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence) -> None:
         """Plan what ``sequence`` has left to compute, whoever has to make room for it."""
+        if sequence.finish_reason is not None or sequence.waits_for_a_step:
+            return
         table = _table(sequence)
         while not table.append(count := min(sequence.num_to_compute, self._budget)):
+            self._wait_for_steps()
             first = min(self.running, key=self.waiting.rank)
             others = [each for each in self.running if each is not first]
             candidates = least_urgent(others, self.waiting)
@@ -211,6 +244,7 @@ class Scheduler:
         while (sequence := self.waiting.peek()) is not None:
             if blocks_needed(sequence.num_tokens, size) <= self.memory.num_usable_blocks:
                 return sequence
+            self._wait_for_steps()
             self._end(sequence, FinishReason.KV_EXHAUSTED)
             self._reap()
         return None
@@ -247,6 +281,7 @@ class Scheduler:
             sequence.num_computed = table.num_tokens
             if sequence.num_cached_tokens is None:  # admitted for the first time
                 sequence.num_cached_tokens = table.num_tokens
+                self._num_found += table.num_tokens
                 self.memory.prefix_cache.hits.add(sequence.num_tokens, table.num_tokens)
         return table
 
@@ -257,6 +292,7 @@ class Scheduler:
         running = least_urgent(self.running, self.waiting)
         if not running or self.waiting.urgency(sequence) >= self.waiting.urgency(running[0]):
             return False
+        self._wait_for_steps()
         self._preempt(choose(self.victim_policy, running))
         return True
 
@@ -287,28 +323,42 @@ class Scheduler:
         self._planned[sequence] = count
         self._budget -= count
 
-    def _make_plan(self) -> StepPlan:
-        scheduled = tuple(planned(s, count) for s, count in self._planned.items())
-        copies = tuple(self.memory.copies.take())
+    def _make_plan(self, token_budget: int | None = None, num_padding: int = 0) -> StepPlan:
+        """What has been planned goes out; from now on it counts as computed."""
+        if not self._planned:
+            self._wait_for_steps()
+        self._num_steps += 1
         outs, ins = self.memory.host.take()
-        self._in_flight = StepPlan(
+        plan = StepPlan(
             number=self._num_steps,
-            token_budget=self.limits.token_budget,
-            scheduled=scheduled,
-            copies=copies,
+            token_budget=self.limits.token_budget if token_budget is None else token_budget,
+            scheduled=tuple([planned(s, count) for s, count in self._planned.items()]),
+            copies=tuple(self.memory.copies.take()),
             swap_out=outs,
             swap_in=ins,
-            preempted=tuple(sequence.name for sequence in self._preempted),
+            preempted=tuple([sequence.name for sequence in self._preempted]),
+            num_padding=num_padding,
+            num_cached_tokens=self._num_found,
         )
-        return self._in_flight
+        self._in_flight.append((plan, tuple(self._planned)))
+        for scheduled, sequence in zip(plan.scheduled, self._planned, strict=True):
+            sequence.num_computed = scheduled.num_tokens
+            sequence.num_in_flight += 1
+            sequence.num_pending += bool(scheduled.draws)
+        self._planned, self._num_found, self._busy = {}, 0, False
+        return plan
 
-    def _come_back(self) -> None:
-        self._in_flight, self._planned, self._busy = None, {}, False
+    def _come_back(self) -> tuple[Sequence, ...]:
+        """The oldest step is out no longer. Returns its sequences."""
+        plan, sequences = self._in_flight.popleft()
+        for scheduled, sequence in zip(plan.scheduled, sequences, strict=True):
+            sequence.num_in_flight -= 1
+            sequence.num_pending -= bool(scheduled.draws)
         self.memory.launched()
+        return sequences
 
     def _computed(self, sequence: Sequence, num_tokens: int) -> None:
         """The K and V of the first ``num_tokens`` tokens have been written."""
-        sequence.num_computed = num_tokens
         sequence.num_ever_computed = max(sequence.num_ever_computed, num_tokens)
         self.memory.prefix_cache.insert(
             _table(sequence), sequence.token_ids, num_tokens, sequence.request.salt

@@ -19,8 +19,6 @@ which flatters the baseline a little.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mie.memory.block_pool import blocks_needed
 from mie.request import Sequence
 from mie.scheduling.plan import StepPlan
@@ -43,10 +41,9 @@ class StaticScheduler(Scheduler):
             size = self._num_rows
         else:
             size = self._begin_wave()
-        plan = self._make_plan()
-        padding = max(0, size - plan.num_tokens)
-        self._in_flight = replace(plan, token_budget=plan.num_tokens + padding, num_padding=padding)
-        return self._in_flight
+        computed = sum(self._planned.values())
+        padding = max(0, size - computed)
+        return self._make_plan(token_budget=computed + padding, num_padding=padding)
 
     def _begin_wave(self) -> int:
         """Admit a wave. How many tokens the rectangle of its prompts has."""

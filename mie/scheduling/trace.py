@@ -118,8 +118,6 @@ class Trace:
             Work(s.name, s.kind, s.position, s.num_new, s.num_recomputed, len(s.draws))
             for s in plan.scheduled
         )
-        fresh = {s.sequence_id: s for s in running if s.num_ever_computed == 0}
-        admitted = [fresh[s.sequence_id] for s in plan.scheduled if s.sequence_id in fresh]
         return StepRecord(
             number=plan.number,
             token_budget=plan.token_budget,
@@ -129,7 +127,7 @@ class Trace:
             preempted=plan.preempted,
             num_waiting=num_waiting,
             num_padding=plan.num_padding,
-            num_cached_tokens=sum(s.num_cached_tokens or 0 for s in admitted),
+            num_cached_tokens=plan.num_cached_tokens,
             blocks_copied=len(plan.copies),
             blocks_swapped_out=len(plan.swap_out),
             blocks_swapped_in=len(plan.swap_in),

@@ -203,7 +203,7 @@ class FairShares:
             token_ids=tuple(sequence.token_ids[begin:end]),
             position=begin,
             blocks=self.blocks(sequence),
-            slots=tuple(sequence.table.slots(begin, end)),
+            block_size=sequence.table.pool.block_size,
             draws=self.draws(sequence, end),
             num_recomputed=lost,
         )

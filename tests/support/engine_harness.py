@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from fake_runner import FakeRunner, alone
+from late_device import LateDevice
 
 from mie.engine.core import EngineCore
+from mie.engine.overlapped_core import OverlappedCore
 from mie.memory.block_pool import blocks_needed
 from mie.memory.manager import BlockManager
 from mie.request import FinishReason, Request
@@ -28,7 +30,10 @@ NO_EOS: frozenset[int] = frozenset()
 
 
 class Harness:
-    """``run`` carries out the plans; without one a ``FakeRunner`` does, which is ``self.fake``."""
+    """``run`` carries out the plans; without one a ``FakeRunner`` does, which is ``self.fake``.
+
+    ``depth``: with more than 1, so many steps are out at once, on a device that is late.
+    """
 
     def __init__(
         self,
@@ -36,13 +41,18 @@ class Harness:
         memory: BlockManager,
         scheduler: Callable[..., Scheduler] = Scheduler,
         run: Callable[[StepPlan], StepResult] | None = None,
+        depth: int = 1,
         **options: Any,
     ) -> None:
         self.fake = FakeRunner(memory.pool.block_size)
         self.memory = memory
         self.scheduler = scheduler(limits, memory, **options)
         self.run = run or self.fake.run
-        self.core = EngineCore(self.scheduler, self._run)
+        if depth == 1:
+            self.core = EngineCore(self.scheduler, self._run)
+        else:
+            self.device = LateDevice(self._run)
+            self.core = OverlappedCore(self.scheduler, self.device.launch, depth=depth)
         self._schedule, self.scheduler.schedule = self.scheduler.schedule, self._observed  # type: ignore[method-assign]
         self.requests: dict[str, Request] = {}
         self.tokens: dict[Answer, list[int]] = {}
@@ -120,7 +130,8 @@ class Harness:
             check_cache()
         for sequence in scheduler.running:
             assert sequence.table is not None
-            assert sequence.table.num_tokens == sequence.num_computed < sequence.num_tokens
+            assert sequence.table.num_tokens == sequence.num_computed
+            assert sequence.num_to_compute > 0 or sequence.finish_reason is not None
 
     def is_empty(self) -> None:
         """Everything was given back, and every accepted request has ended: each answer once."""
@@ -201,7 +212,14 @@ class Harness:
         assert not {*plan.preempted} & {scheduled.name for scheduled in plan.scheduled}
         if not isinstance(self.scheduler, StaticScheduler):
             assert plan.num_tokens <= plan.token_budget == limits.token_budget
-            left = [s for s in running if planned.get(s.sequence_id, 0) < s.num_to_compute]
+            draws = {scheduled.sequence_id: bool(scheduled.draws) for scheduled in plan.scheduled}
+            left = [
+                s
+                for s in running
+                if s.finish_reason is None
+                and s.num_to_compute > draws.get(s.sequence_id, 0)
+                and not (s.sequence_id not in planned and s.waits_for_a_step)
+            ]
             assert plan.num_tokens == plan.token_budget or not left or plan.preempted, (
                 f"{plan} leaves {left}"
             )

@@ -89,6 +89,7 @@ class Setting:
     queue: str
     policy: str
     fused: bool
+    depth: int = 1
 
     def limits(self) -> Limits:
         budget = self.max_num_seqs + self.more_budget
@@ -125,6 +126,7 @@ class Case:
             memory,
             SCHEDULERS[setting.scheduler],
             run,
+            setting.depth,
             queue=QUEUES[setting.queue](),
             victim_policy=policy(setting.policy),
         )
@@ -217,6 +219,7 @@ SETTINGS = st.builds(
     queue=st.sampled_from(sorted(QUEUES)),
     policy=st.sampled_from(["last admitted", "fewest computed", "first admitted", "any"]),
     fused=st.booleans(),
+    depth=st.sampled_from([1, 2, 2, 3]),
 )
 FAILURES = st.lists(
     st.tuples(st.integers(0, 30), st.sampled_from(["before", "between", "after"])), max_size=2

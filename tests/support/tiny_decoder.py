@@ -18,11 +18,11 @@ from mie.model.decoder import Decoder
 from mie.model.kv_cache import NoCache
 from mie.ops.dispatch import Ops, for_device
 from mie.request import Request
-from mie.sampling.sampler import exponential_noise
+from mie.sampling.sampler import gumbel_noise
 from mie.sampling_params import Draw
 
 VOCABULARY = 31
-NEAR_TIE = 1e-4  # in logits, or in logarithms of what is compared to draw
+NEAR_TIE = 1e-4  # in logits, or in the scores that are compared to draw
 
 
 @cache
@@ -51,8 +51,8 @@ def tiny_decoder(fused: bool = False, seed: int = 0, dtype: torch.dtype = torch.
 
 
 @cache
-def log_noise(draw: Draw) -> Tensor:
-    return exponential_noise(draw, VOCABULARY).log()
+def noise(draw: Draw) -> Tensor:
+    return gumbel_noise([draw], VOCABULARY)[0]
 
 
 def count_near_ties(request: Request, index: int, answer: Sequence[int]) -> int:
@@ -73,8 +73,8 @@ def leads(request: Request, index: int, answer: Sequence[int]) -> Tensor:
     if not request.sampling.is_greedy:
         first = len(request.prompt)
         draws = [request.sampling.draw(first + place, index) for place in range(len(answer))]
-        noise_TV = torch.stack([log_noise(draw) for draw in draws])
-        scores_TV = (scores_TV / request.sampling.temperature).log_softmax(dim=-1) - noise_TV
+        noise_TV = torch.stack([noise(draw) for draw in draws])
+        scores_TV = scores_TV / request.sampling.temperature + noise_TV
     chosen_T1 = torch.tensor(answer).unsqueeze(1)
     return scores_TV.amax(dim=-1) - scores_TV.gather(1, chosen_T1).squeeze(1)
 

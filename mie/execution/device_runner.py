@@ -1,0 +1,296 @@
+"""Carry out plans on a device that works by itself: launch, and come back for the tokens later.
+
+Invariant: a launch waits for nothing that the device computes, and the device for nothing that the
+host will say: what a step needs of the step before it is in the device's own table. Steps run in
+the order in which they are launched.
+
+    launch(plan)    tell the device what differs  ──►  writes, rows
+                    blocks move                        out, copies, in
+                    every sequence one new token?
+                      yes   replay a recorded step     decode_inputs, forward, sample
+                      no    launch it piece by piece   step_inputs, forward, sample
+                    begin to fetch the tokens     ◄──  tokens
+    result()        wait for them
+
+A step with a chunk of a prompt in it is rare and long; it is launched operation by operation, and
+decodes and chunks share each launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, chain, islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mie.execution.cuda_graphs import DecodeGraphs, batch_sizes
+from mie.execution.device_state import TABLE, TOKEN, DeviceState, draw_words
+from mie.execution.fused_forward import FusedForward
+from mie.execution.kv_cache import PagedKVCache
+from mie.execution.overlap import Download, Downloads, Uploads
+from mie.execution.swap_space import SwapSpace
+from mie.memory.block_pool import blocks_needed
+from mie.model.decoder import Decoder
+from mie.ops.fast import FastOps
+from mie.scheduling.limits import Limits
+from mie.scheduling.plan import ScheduledSequence, StepPlan, StepResult
+
+PADDING = -1
+WRITES_AT_ONCE = 65_536
+
+
+class DeviceRunner:
+    """``decoder`` on the blocks of ``cache``, with ``num_host_blocks`` in the host's memory.
+
+    ``graphs``: record decode steps when ``capture`` is called. ``in_flight`` steps may be out.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: PagedKVCache,
+        limits: Limits,
+        num_host_blocks: int,
+        ops: FastOps,
+        *,
+        in_flight: int = 2,
+    ) -> None:
+        self.decoder, self.cache, self.ops, self.limits = decoder, cache, ops, limits
+        self.swap_space = SwapSpace(cache, num_host_blocks)
+        self.forward = FusedForward(decoder, cache, ops, limits.max_model_len)
+        num_rows = in_flight * limits.max_num_seqs
+        self.state = DeviceState(num_rows, in_flight)
+        device, width = decoder.device, blocks_needed(limits.max_model_len, cache.block_size)
+        self.state_RC = torch.zeros(num_rows, TABLE + width, dtype=torch.int32, device=device)
+        self.tables_RM = self.state_RC[:, TABLE:]
+        config = decoder.config
+        heads = config.num_heads, config.num_kv_heads, config.head_dim
+        self.scale = config.attention_scale
+        self.plan = ops.decode_plan(
+            limits.max_num_seqs, *heads, cache.block_size, device, decoder.dtype
+        )
+        capacity = limits.token_budget + 12 * limits.max_num_seqs + 3 * WRITES_AT_ONCE
+        self.uploads = Uploads(capacity, device, in_flight + 1)
+        self.downloads = Downloads(limits.max_num_seqs, device, in_flight + 1)
+        self.graphs = DecodeGraphs(self._decode, batch_sizes(limits.max_num_seqs))
+        self.rows: list[int] = []  # of the last decode step, padding included
+        self._buffers(limits.max_num_seqs)
+
+    def _buffers(self, most: int) -> None:
+        """What recorded steps read and write, at addresses that stay."""
+
+        def zeros(dtype: torch.dtype) -> Tensor:
+            return torch.zeros(most, dtype=dtype, device=self.decoder.device)
+
+        self.rows_X = torch.full_like(zeros(torch.int32), PADDING)
+        self.token_ids_X, self.positions_X, self.slots_X, self.keys_X, self.tokens_X = (
+            zeros(torch.int64) for _ in range(5)
+        )
+        self.lengths_X, self.draw_positions_X = zeros(torch.int32), zeros(torch.int32)
+        self.temperatures_X = zeros(torch.float32)
+
+    # -- a step ----------------------------------------------------------------------------------
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Launch ``plan`` and wait for its tokens."""
+        return self.launch(plan).result()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> DeviceStep:
+        """Begin a step. Whatever breaks off here, the next step tells the device everything."""
+        try:
+            self._move_blocks(plan)
+            if not plan.scheduled:
+                return DeviceStep(plan, None)
+            rows = self.state.step(plan.scheduled)
+            self._write_state(self.state.take_writes())
+            if size := self._graph_size(plan):
+                tokens_S = self._replay(rows, size)
+            else:
+                tokens_S = self._mixed(plan.scheduled, rows)
+            return DeviceStep(plan, None if tokens_S is None else self.downloads.fetch(tokens_S))
+        except BaseException:
+            self.state.forget()
+            self.rows = []
+            raise
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        self.swap_space.move_out(plan.swap_out)
+        if plan.copies:
+            sources, targets = zip(*plan.copies, strict=True)
+            for at in range(0, len(sources), WRITES_AT_ONCE):
+                part = slice(at, at + WRITES_AT_ONCE)
+                self.ops.copy_blocks(
+                    self.cache.kv_L2NBGD, *self.uploads.send([sources[part], targets[part]])
+                )
+        self.swap_space.move_in(plan.swap_in)
+
+    def _write_state(self, writes: Sequence[tuple[int, int, int]]) -> None:
+        for at in range(0, len(writes), WRITES_AT_ONCE):
+            writes_3U = np.array(writes[at : at + WRITES_AT_ONCE], dtype=np.int32).T
+            (sent,) = self.uploads.send([writes_3U.ravel()])
+            self.ops.write_state(self.state_RC, sent.view(3, -1))
+
+    def _graph_size(self, plan: StepPlan) -> int | None:
+        """The size to replay; None for a step that brings more than a token a sequence, or chooses
+        another number of tokens."""
+        for scheduled in plan.scheduled:
+            if len(scheduled.token_ids) != 1 or len(scheduled.draws) != 1:
+                return None
+        return None if plan.num_padding else self.graphs.size_for(len(plan.scheduled))
+
+    # -- one new token for each ------------------------------------------------------------------
+
+    def _replay(self, rows: list[int], size: int) -> Tensor:
+        padded = rows + [PADDING] * (size - len(rows))
+        if padded != self.rows:
+            (sent,) = self.uploads.send([padded])
+            self.rows_X[:size].copy_(sent)
+            self.rows = padded
+        self.graphs.replay(size)
+        return self.tokens_X[: len(rows)]
+
+    def _decode(self, size: int) -> None:
+        """What is recorded. All addresses and all launches depend on ``size`` alone."""
+        rows_X, lengths_X = self.rows_X[:size], self.lengths_X[:size]
+        token_ids_X, positions_X = self.token_ids_X[:size], self.positions_X[:size]
+        draw = self.temperatures_X[:size], self.keys_X[:size], self.draw_positions_X[:size]
+        slots_X = self.slots_X[:size]
+        self.ops.decode_inputs(
+            self.state_RC,
+            rows_X,
+            token_ids_X,
+            positions_X,
+            slots_X,
+            lengths_X,
+            *draw,
+            self.cache.block_size,
+        )
+        self.plan.update(lengths_X)
+
+        def attend(layer: int, q_XHD: Tensor) -> Tensor:
+            return self.ops.paged_decode(
+                q_XHD,
+                *self.cache.layers[layer],
+                self.tables_RM,
+                rows_X,
+                lengths_X,
+                self.scale,
+                self.plan,
+            )
+
+        hidden_XE = self.forward(token_ids_X, positions_X, slots_X, attend)
+        self._sample(hidden_XE, draw, rows_X, self.tokens_X[:size])
+
+    def _sample(self, hidden_SE: Tensor, draw: Any, rows_S: Tensor, out_S: Tensor) -> None:
+        self.ops.sample(
+            self.decoder.logits(hidden_SE),
+            *draw,
+            out_S,
+            last_token_R=self.state_RC[:, TOKEN],
+            rows_S=rows_S,
+        )
+
+    def capture(self) -> None:
+        """Record decode steps. Nothing is in them: all rows are padding."""
+        self.rows_X.fill_(PADDING)
+        self.rows = []
+        with torch.inference_mode():
+            self.graphs.capture()
+
+    # -- any step --------------------------------------------------------------------------------
+
+    def _mixed(self, scheduled: Sequence[ScheduledSequence], rows: list[int]) -> Tensor | None:
+        """Chunks and decodes in the same launches. Returns the tokens, one for each draw."""
+        counts = [len(s.token_ids) for s in scheduled]
+        starts = [0, *accumulate(counts)]
+        draws = [draw for s in scheduled for draw in s.draws]
+        words = [draw_words(draw) for draw in draws]
+        drawn_rows = list(chain.from_iterable(
+            [end - 1] * len(s.draws) for s, end in zip(scheduled, starts[1:], strict=True)
+        ))
+        targets = list(chain.from_iterable(
+            [row, *[PADDING] * (len(s.draws) - 1)]
+            for s, row in zip(scheduled, rows, strict=True)
+            if s.draws
+        ))
+        T = starts[-1]
+        rows_S, starts_S1, firsts_S, given_T, temperatures, keys, positions_D, at_D, rows_D = (
+            self.uploads.send(
+                [
+                    rows,
+                    starts,
+                    [s.position for s in scheduled],
+                    np.fromiter(chain.from_iterable(s.token_ids for s in scheduled), np.int32, T),
+                    [word[0] for word in words],
+                    [half for word in words for half in word[1:]],
+                    [draw.position for draw in draws],
+                    drawn_rows,
+                    targets,
+                ]
+            )
+        )
+        device = self.decoder.device
+        token_ids_T, positions_T, slots_T = torch.empty(3, T, dtype=torch.int64, device=device)
+        lengths_S = torch.empty(len(rows), dtype=torch.int32, device=device)
+        most = max(counts)
+        self.ops.step_inputs(
+            self.state_RC,
+            rows_S,
+            starts_S1,
+            firsts_S,
+            given_T,
+            token_ids_T,
+            positions_T,
+            slots_T,
+            lengths_S,
+            self.cache.block_size,
+            most,
+        )
+
+        def attend(layer: int, q_THD: Tensor) -> Tensor:
+            return self.ops.paged_prefill(
+                q_THD,
+                *self.cache.layers[layer],
+                self.tables_RM,
+                rows_S,
+                starts_S1,
+                lengths_S,
+                self.scale,
+                most,
+            )
+
+        hidden_TE = self.forward(token_ids_T, positions_T, slots_T, attend)
+        if not draws:
+            return None
+        draw = temperatures.view(torch.float32), keys.view(torch.int64), positions_D
+        tokens_D = torch.empty(len(draws), dtype=torch.int64, device=device)
+        self._sample(hidden_TE.index_select(0, at_D), draw, rows_D, tokens_D)
+        return tokens_D
+
+    def close(self) -> None:
+        """Give up what points into other memory; the runner can still be used, without graphs."""
+        self.graphs.close()
+
+
+class DeviceStep:
+    """A step that has been launched."""
+
+    def __init__(self, plan: StepPlan, download: Download | None) -> None:
+        self.plan, self.download = plan, download
+
+    def result(self) -> StepResult:
+        """Wait for its tokens. To be called before the step after the next is launched."""
+        if self.download is None:
+            return StepResult()
+        tokens = iter(self.download.tokens())
+        return StepResult(
+            {
+                s.sequence_id: tuple(islice(tokens, len(s.draws)))
+                for s in self.plan.scheduled
+                if s.draws
+            }
+        )

@@ -26,6 +26,7 @@ QUEUES = {
     "priority": "mie.scheduling.queue:StrictPriority",
 }
 PREEMPTIONS = ("recompute", "swap")
+KERNELS = ("auto", "torch", "triton")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +38,8 @@ class EngineConfig:
     - ``device``: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, …
     - ``block_size``: tokens in a block
     - ``num_blocks``: of the device, one of them scratch; or
-    - ``memory_share``: the share of its memory (on a GPU, of what is free) that K and V may
-      take; neither: see ``mie.engine.sizing``
+    - ``memory_share``: the share of its memory (on a GPU, of what is free beside the weights and
+      a step's needs) that K and V may take; neither: see ``mie.engine.sizing``
     - ``max_num_seqs``: sequences that run at once
     - ``token_budget``: tokens that a step computes at most
     - ``max_model_len``: tokens of a prompt and its answer; None: as many as the model reads
@@ -48,6 +49,9 @@ class EngineConfig:
     - ``policy``: ``fcfs`` (first come first served) or ``priority``
     - ``seed``: of the draws of requests that bring none
     - ``fast_ops``: False: the reference operations, which the fast ones must equal
+    - ``kernels``: ``triton``, ``torch``, or ``auto``: Triton on a GPU if it is installed
+    - ``cuda_graphs``: with Triton on a GPU: decode steps are recorded once and replayed
+    - ``overlap``: with Triton: a step is launched before the tokens of the last one are known
     - ``trace_steps``: how many steps the trace keeps; 0: no trace
     """
 
@@ -65,6 +69,9 @@ class EngineConfig:
     policy: str = "fcfs"
     seed: int = 0
     fast_ops: bool = True
+    kernels: str = "auto"
+    cuda_graphs: bool = True
+    overlap: bool = True
     trace_steps: int = 10_000
 
     def __post_init__(self) -> None:
@@ -72,6 +79,7 @@ class EngineConfig:
         _one_of("prefix_cache", self.prefix_cache, PREFIX_CACHES)
         _one_of("preemption", self.preemption, PREEMPTIONS)
         _one_of("policy", self.policy, QUEUES)
+        _one_of("kernels", self.kernels, KERNELS)
         _at_least("block_size", self.block_size, 1)
         _at_least("num_blocks", self.num_blocks, 2, "one of them is scratch")
         _at_least("num_host_blocks", self.num_host_blocks, 0)

@@ -24,6 +24,8 @@ DEFAULTS: dict[str, str] = {
     "scheduler": "mie.scheduling.scheduler:Scheduler",
     "queue": "mie.scheduling.queue:FirstComeFirstServed",
     "victim_policy": "mie.scheduling.policy:last_admitted",
+    "add_rms_norm": "mie.ops.reference:add_rms_norm",
+    "paged_decode": "mie.ops.reference:paged_decode",
 }
 
 

@@ -69,6 +69,8 @@ class Sequence:
         index: int = 0,
     ) -> None:
         self.request = request
+        self.name = request.name(index)  # the request's id; with the index if it has several
+        self.num_prompt_tokens = len(request.prompt)
         self.sequence_id = sequence_id
         self.arrival = arrival
         self.index = index
@@ -90,26 +92,17 @@ class Sequence:
         return f"Sequence({self.name}: {state}, {self.num_output_tokens} of {self.max_output} out)"
 
     @property
-    def name(self) -> str:
-        """The request's id; with the number of the answer if there are several."""
-        return self.request.name(self.index)
-
-    @property
     def num_tokens(self) -> int:
         return len(self.token_ids) + self.num_pending
 
     @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt)
-
-    @property
     def num_output_tokens(self) -> int:
         """Those that are known."""
-        return len(self.token_ids) - len(self.request.prompt)
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def output(self) -> list[int]:
-        return self.token_ids[len(self.request.prompt) :]
+        return self.token_ids[self.num_prompt_tokens :]
 
     @property
     def num_to_compute(self) -> int:
@@ -139,7 +132,7 @@ class Sequence:
         self.token_ids.append(token_id)
         if token_id in self.request.eos_ids and not self.request.sampling.ignore_eos:
             self.finish_reason = FinishReason.STOP
-        elif self.num_output_tokens >= self.max_output:
+        elif len(self.token_ids) - self.num_prompt_tokens >= self.max_output:
             self.finish_reason = FinishReason.LENGTH
 
     def fork(self, sequence_id: int, index: int) -> Sequence:

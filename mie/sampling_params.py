@@ -56,7 +56,7 @@ class SamplingParams:
 
     def draw(self, position: int, index: int) -> Draw:
         """How the token at ``position`` of answer number ``index`` is to be chosen."""
-        temperature = 0.0 if self.is_greedy else self.temperature
+        temperature = 0.0 if self.temperature < GREEDY_BELOW else self.temperature
         return Draw(temperature, self.seed or 0, position, index)
 
 
@@ -66,7 +66,7 @@ class Draw(NamedTuple):
     temperature: float  # 0: the most likely token
     seed: int
     position: int  # that the token will have in its sequence
-    index: int  # which of the request's answers
+    index: int  # type: ignore[assignment]  # which of the request's answers; not tuple's method
 
 
 def mix(*numbers: int) -> int:

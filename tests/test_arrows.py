@@ -122,6 +122,7 @@ def test_text_uses_errors_and_the_reader_of_gguf_files() -> None:
 
 PASSED_DOWN = {  # what a plan is made of: all that execution may know of those who decide
     "mie.scheduling.plan",
+    "mie.scheduling.limits",  # what memory is made for, once
     "mie.memory.block_copies",
     "mie.memory.swap",
     "mie.sampling_params",
@@ -140,7 +141,9 @@ def test_execution_does_not_look_up_at_the_engine() -> None:
 
 
 def test_sampling_knows_what_may_be_asked_for_and_nothing_else() -> None:
-    assert {used for _, used in rooms_used("sampling")} <= {"sampling_params"}
+    assert {used for _, used in rooms_used("sampling")} <= {"sampling_params", "kernels"}
+    from_kernels = {name for m in of("sampling") for name in ours(m) if room(name) == "kernels"}
+    assert all(name.startswith("mie.kernels.philox") for name in from_kernels), "it needs Triton"
 
 
 def strangers_to_the_standard_library(*rooms: str) -> set[tuple[str, str]]:

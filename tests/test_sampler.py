@@ -9,11 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mie.sampling.sampler import exponential_noise, mix, sample
+from mie.sampling.sampler import gumbel_noise, mix, noise_key, sample
 from mie.sampling_params import GREEDY_BELOW, MAX_SEED, Draw, SamplingParams
 
 # What a chi-square with so many degrees of freedom exceeds once in 10,000 times.
 ONE_IN_TEN_THOUSAND = {4: 23.5}
+KEY_3_1 = 8513542685296429273
+NOISE_3_7_1 = [3.62614, 2.18724, 0.81116, 1.81590, -0.21725, 0.31098]
 LOGITS = torch.tensor([2.0, 0.0, 1.0, -1.0, 1.5])
 
 
@@ -93,16 +95,47 @@ def test_a_token_of_probability_zero_is_never_drawn():
     assert {*sample(logits, [Draw(5.0, 1, position, 0) for position in range(2_000)])} == {0, 2}
 
 
+def test_an_infinite_temperature_draws_among_the_possible():
+    """As a float32 has no larger one. Minus infinity over infinity is no number: it never wins."""
+    logits = torch.tensor([0.0, float("-inf"), 5.0]).expand(400, -1)
+    tokens = Counter(sample(logits, [Draw(1e300, 1, position, 0) for position in range(400)]))
+    assert {*tokens} == {0, 2} and min(tokens.values()) > 130
+
+
+def test_of_equal_scores_the_lowest_token_wins():
+    infinity = float("inf")
+    logits = torch.tensor([[0.0, infinity, 0.0, infinity], [0.0, 7.0, 7.0, 0.0]])
+    assert sample(logits, [Draw(1.0, 1, 1, 0), Draw(0.0, 1, 1, 0)]) == [1, 1]
+
+
+def noise(*numbers: int, temperature: float = 1.0, size: int = 1_000) -> torch.Tensor:
+    return gumbel_noise([Draw(temperature, *numbers)], size)[0]
+
+
 def test_noise_is_a_function_of_three_numbers_and_finite():
-    one = exponential_noise(Draw(1.0, 3, 7, 1), 1_000)
-    assert torch.equal(one, exponential_noise(Draw(0.2, 3, 7, 1), 1_000))
-    assert one.dtype == torch.float32 and (one > 0).all() and one.isfinite().all()
-    for other in (Draw(1.0, 4, 7, 1), Draw(1.0, 3, 8, 1), Draw(1.0, 3, 7, 2), Draw(1.0, 7, 3, 1)):
-        assert not torch.equal(one, exponential_noise(other, 1_000))
+    one = noise(3, 7, 1)
+    assert torch.equal(one, noise(3, 7, 1, temperature=0.2))
+    assert one.shape == (1_000,) and one.dtype == torch.float32 and one.isfinite().all()
+    for other in ((4, 7, 1), (3, 8, 1), (3, 7, 2), (7, 3, 1), (1, 7, 3)):
+        assert not torch.equal(one, noise(*other))
     torch.manual_seed(0)
     before = torch.random.get_rng_state()
-    exponential_noise(Draw(1.0, 3, 7, 1), 10)
+    noise(3, 7, 1)
     assert torch.equal(before, torch.random.get_rng_state()), "the generator of all is not touched"
+
+
+def test_noise_is_the_same_on_every_machine_and_in_every_version():
+    """Written down once: whoever changes these numbers changes every answer that has a seed."""
+    assert noise_key(Draw(1.0, 3, 7, 1)) == mix(3, 1) == KEY_3_1
+    assert (noise(3, 7, 1, size=6) - torch.tensor(NOISE_3_7_1)).abs().max() < 1e-5
+
+
+def test_noise_of_many_draws_is_the_noise_of_each():
+    draws = [Draw(1.0, seed, 90 - seed, seed % 3) for seed in range(40)]
+    together = gumbel_noise(draws, 1_001)
+    assert together.shape == (40, 1_001)
+    for row, draw in enumerate(draws):
+        assert torch.equal(together[row], noise(draw.seed, draw.position, draw.index, size=1_001))
 
 
 def test_mixing_keeps_apart_what_is_near():

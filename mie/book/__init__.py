@@ -1,4 +1,15 @@
-"""What chapters use: the strip, sources, predictions beside measurements, a clock, a plot style."""
+"""What chapters use: the strip, sources, predictions beside measurements, a clock, a plot style.
+
+Without a GPU, Triton kernels are interpreted in a process that imports this first: Triton decides
+when it is imported.
+"""
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from mie.book.plots import bar_style
 from mie.book.predict import Prediction, compare, exact, observed, recorded, reported

@@ -18,20 +18,33 @@ CONTEXTS = 4  # whole contexts that fit by default: room for many requests of or
 
 
 def choose_num_blocks(
-    model: ModelConfig, dtype: torch.dtype, device: torch.device, config: EngineConfig
+    model: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    config: EngineConfig,
+    step_bytes: int = 0,
 ) -> int:
-    """``config.num_blocks``, or what ``config.memory_share`` of the device's memory holds. By
-    default ``CONTEXTS`` whole contexts and scratch, or half of the memory if that is less.
+    """``config.num_blocks``, or what ``config.memory_share`` of the device's memory holds, without
+    the ``step_bytes`` that a step needs. By default ``CONTEXTS`` whole contexts and scratch, on a
+    GPU one for each sequence that may run, or half of the memory if that is less.
 
     Raises ConfigError for more than the device has, and for a share that holds no block.
     """
     block_bytes = model.kv_bytes_per_token(dtype) * config.block_size
     memory = device_memory(device)
+    if memory is not None:
+        if step_bytes > memory:
+            raise ConfigError(
+                f"a step of {config.token_budget} tokens needs {step_bytes:,} bytes beside the "
+                f"weights; {device} has {memory:,} left, {step_bytes - memory:,} are missing: "
+                "a smaller token_budget needs less"
+            )
+        memory -= step_bytes
     if config.num_blocks is not None:
-        if memory is not None and config.num_blocks * block_bytes > memory:
+        if memory is not None and (wanted := config.num_blocks * block_bytes) > memory:
             raise ConfigError(
                 f"{config.num_blocks} blocks of {config.block_size} tokens take "
-                f"{config.num_blocks * block_bytes:,} bytes; {device} has {memory:,}"
+                f"{wanted:,} bytes; {device} has {memory:,}: {wanted - memory:,} are missing"
             )
         return config.num_blocks
     if config.memory_share is not None:
@@ -44,7 +57,10 @@ def choose_num_blocks(
                 f"of {block_bytes:,}; at least 2 are needed"
             )
         return num_blocks
-    wanted = 1 + CONTEXTS * blocks_needed(model.max_position_embeddings, config.block_size)
+    contexts, length = CONTEXTS, model.max_position_embeddings
+    if device.type == "cuda":
+        contexts, length = config.max_num_seqs, config.max_model_len or length
+    wanted = 1 + contexts * blocks_needed(length, config.block_size)
     return wanted if memory is None else max(2, min(wanted, memory // 2 // block_bytes))
 
 

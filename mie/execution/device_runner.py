@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +31,8 @@ from mie.execution.device_state import TABLE, TOKEN, DeviceState, draw_words
 from mie.execution.fused_forward import FusedForward
 from mie.execution.kv_cache import PagedKVCache
 from mie.execution.overlap import Download, Downloads, Uploads
+from mie.execution.skinny_forward import MOST_ROWS, SkinnyForward, can_be_skinny
 from mie.execution.swap_space import SwapSpace
-from mie.memory.block_pool import blocks_needed
 from mie.model.decoder import Decoder
 from mie.ops.fast import FastOps
 from mie.scheduling.limits import Limits
@@ -40,6 +40,7 @@ from mie.scheduling.plan import ScheduledSequence, StepPlan, StepResult
 
 PADDING = -1
 WRITES_AT_ONCE = 65_536
+FEW = 16  # sequences: their contexts are cut in another way
 
 
 class DeviceRunner:
@@ -60,18 +61,20 @@ class DeviceRunner:
     ) -> None:
         self.decoder, self.cache, self.ops, self.limits = decoder, cache, ops, limits
         self.swap_space = SwapSpace(cache, num_host_blocks)
-        self.forward = FusedForward(decoder, cache, ops, limits.max_model_len)
+        whole = decoder, cache, ops, limits.max_model_len
+        self.forward = FusedForward(*whole)
+        self.skinny = SkinnyForward(*whole) if can_be_skinny(self.forward) else self.forward
         num_rows = in_flight * limits.max_num_seqs
         self.state = DeviceState(num_rows, in_flight)
-        device, width = decoder.device, blocks_needed(limits.max_model_len, cache.block_size)
+        device, width = decoder.device, -(-limits.max_model_len // cache.block_size)
         self.state_RC = torch.zeros(num_rows, TABLE + width, dtype=torch.int32, device=device)
         self.tables_RM = self.state_RC[:, TABLE:]
         config = decoder.config
         heads = config.num_heads, config.num_kv_heads, config.head_dim
         self.scale = config.attention_scale
-        self.plan = ops.decode_plan(
-            limits.max_num_seqs, *heads, cache.block_size, device, decoder.dtype
-        )
+        shape = *heads, cache.block_size, device, decoder.dtype
+        self.plan = ops.decode_plan(limits.max_num_seqs, *shape)
+        self.plan_of_few = ops.decode_plan(min(FEW, limits.max_num_seqs), *shape)
         capacity = limits.token_budget + 12 * limits.max_num_seqs + 3 * WRITES_AT_ONCE
         self.uploads = Uploads(capacity, device, in_flight + 1)
         self.downloads = Downloads(limits.max_num_seqs, device, in_flight + 1)
@@ -107,10 +110,11 @@ class DeviceRunner:
                 return DeviceStep(plan, None)
             rows = self.state.step(plan.scheduled)
             self._write_state(self.state.take_writes())
+            tokens_S: Tensor | None
             if size := self._graph_size(plan):
                 tokens_S = self._replay(rows, size)
             else:
-                tokens_S = self._mixed(plan.scheduled, rows)
+                tokens_S = self._mixed(plan, rows)
             return DeviceStep(plan, None if tokens_S is None else self.downloads.fetch(tokens_S))
         except BaseException:
             self.state.forget()
@@ -169,7 +173,8 @@ class DeviceRunner:
             *draw,
             self.cache.block_size,
         )
-        self.plan.update(lengths_X)
+        plan = self.plan_of_few if size <= FEW else self.plan
+        plan.update(lengths_X)
 
         def attend(layer: int, q_XHD: Tensor) -> Tensor:
             return self.ops.paged_decode(
@@ -179,10 +184,11 @@ class DeviceRunner:
                 rows_X,
                 lengths_X,
                 self.scale,
-                self.plan,
+                plan,
             )
 
-        hidden_XE = self.forward(token_ids_X, positions_X, slots_X, attend)
+        forward = self.skinny if size <= MOST_ROWS else self.forward
+        hidden_XE = forward(token_ids_X, positions_X, slots_X, attend)
         self._sample(hidden_XE, draw, rows_X, self.tokens_X[:size])
 
     def _sample(self, hidden_SE: Tensor, draw: Any, rows_S: Tensor, out_S: Tensor) -> None:
@@ -203,49 +209,33 @@ class DeviceRunner:
 
     # -- any step --------------------------------------------------------------------------------
 
-    def _mixed(self, scheduled: Sequence[ScheduledSequence], rows: list[int]) -> Tensor | None:
+    def _mixed(self, plan: StepPlan, rows: list[int]) -> Tensor | None:
         """Chunks and decodes in the same launches. Returns the tokens, one for each draw."""
+        scheduled = plan.scheduled
         counts = [len(s.token_ids) for s in scheduled]
         starts = [0, *accumulate(counts)]
-        draws = [draw for s in scheduled for draw in s.draws]
-        words = [draw_words(draw) for draw in draws]
-        drawn_rows = list(chain.from_iterable(
-            [end - 1] * len(s.draws) for s, end in zip(scheduled, starts[1:], strict=True)
-        ))
-        targets = list(chain.from_iterable(
-            [row, *[PADDING] * (len(s.draws) - 1)]
-            for s, row in zip(scheduled, rows, strict=True)
-            if s.draws
-        ))
-        T = starts[-1]
-        rows_S, starts_S1, firsts_S, given_T, temperatures, keys, positions_D, at_D, rows_D = (
-            self.uploads.send(
-                [
-                    rows,
-                    starts,
-                    [s.position for s in scheduled],
-                    np.fromiter(chain.from_iterable(s.token_ids for s in scheduled), np.int32, T),
-                    [word[0] for word in words],
-                    [half for word in words for half in word[1:]],
-                    [draw.position for draw in draws],
-                    drawn_rows,
-                    targets,
-                ]
-            )
+        T, most = starts[-1], max(counts)
+        draws = Draws.of(scheduled, starts, rows)
+        rows_S, starts_S1, firsts_S, given_T, *drawn = self.uploads.send(
+            [
+                rows,
+                starts,
+                [s.position for s in scheduled],
+                np.fromiter(chain.from_iterable(s.token_ids for s in scheduled), np.int32, T),
+                *draws,
+            ]
         )
-        device = self.decoder.device
-        token_ids_T, positions_T, slots_T = torch.empty(3, T, dtype=torch.int64, device=device)
-        lengths_S = torch.empty(len(rows), dtype=torch.int32, device=device)
-        most = max(counts)
+        token_ids_T, positions_T, slots_T = self._tokens(T + plan.num_padding)
+        lengths_S = torch.empty_like(rows_S)
         self.ops.step_inputs(
             self.state_RC,
             rows_S,
             starts_S1,
             firsts_S,
             given_T,
-            token_ids_T,
-            positions_T,
-            slots_T,
+            token_ids_T[:T],
+            positions_T[:T],
+            slots_T[:T],
             lengths_S,
             self.cache.block_size,
             most,
@@ -264,16 +254,50 @@ class DeviceRunner:
             )
 
         hidden_TE = self.forward(token_ids_T, positions_T, slots_T, attend)
-        if not draws:
+        if not draws.at:
             return None
-        draw = temperatures.view(torch.float32), keys.view(torch.int64), positions_D
-        tokens_D = torch.empty(len(draws), dtype=torch.int64, device=device)
+        at_D, rows_D, positions_D, temperatures_D, keys_2D = drawn
+        draw = temperatures_D.view(torch.float32), keys_2D.view(torch.int64), positions_D
+        tokens_D = torch.empty(len(at_D), dtype=torch.int64, device=self.decoder.device)
         self._sample(hidden_TE.index_select(0, at_D), draw, rows_D, tokens_D)
         return tokens_D
+
+    def _tokens(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Room for tokens, positions and slots; what is not written is padding: slot -1."""
+        tokens_3T = torch.zeros(3, count, dtype=torch.int64, device=self.decoder.device)
+        tokens_3T[2].fill_(PADDING)
+        return tokens_3T[0], tokens_3T[1], tokens_3T[2]
 
     def close(self) -> None:
         """Give up what points into other memory; the runner can still be used, without graphs."""
         self.graphs.close()
+
+
+class Draws(NamedTuple):
+    """The tokens that a step chooses, five numbers each: the row of hidden states ``at`` which it
+    is chosen, the row of the table that remembers it (or none: a twin that waits for the first),
+    its position, the bits of its temperature, and both halves of its key."""
+
+    at: list[int]
+    rows: list[int]
+    positions: list[int]
+    temperatures: list[int]
+    keys: list[int]
+
+    @classmethod
+    def of(
+        cls, scheduled: Sequence[ScheduledSequence], starts: Sequence[int], rows: Sequence[int]
+    ) -> Draws:
+        made = cls([], [], [], [], [])
+        for s, end, row in zip(scheduled, starts[1:], rows, strict=True):
+            for number, draw in enumerate(s.draws):
+                temperature, low, high = draw_words(draw)
+                made.at.append(end - 1)
+                made.rows.append(PADDING if number else row)
+                made.positions.append(draw.position)
+                made.temperatures.append(temperature)
+                made.keys.extend((low, high))
+        return made
 
 
 class DeviceStep:

@@ -5,8 +5,8 @@ residual stream is rounded to it after each addition, as there.
 
 ::
 
-    Decoder              norm  qkv  q-norm k-norm cat rope write attend  o  +  norm  gate-up  ·  down  +
-    FusedForward         qkv  norm·rope·write  attend  o  +·norm  gate-up  ·  down  +·norm
+    Decoder         norm qkv q-norm k-norm cat rope write attend o + norm gate-up · down +
+    FusedForward         qkv norm·rope·write attend o +·norm gate-up · down +·norm
 
 An addition is left to the norm behind it, which reads the sum anyway. What stands between two
 products is one launch; a step of a small batch is as long as its launches, and that of a large one
@@ -16,6 +16,7 @@ reads and writes the stream once where it did so three times.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from torch.nn import functional
 
 from mie.execution.kv_cache import PagedKVCache
 from mie.model.decoder import Decoder
+from mie.model.layers import DecoderLayer
 from mie.model.rope import rotary_angles
 from mie.ops.fast import FastOps
 
@@ -37,6 +39,7 @@ class FusedForward:
         self, decoder: Decoder, cache: PagedKVCache, ops: FastOps, max_model_len: int
     ) -> None:
         self.decoder, self.cache, self.ops = decoder, cache, ops
+        self.layers = cast(list[DecoderLayer], list(decoder.layers))
         positions_P = torch.arange(max_model_len, device=decoder.device)
         amplitude = decoder.config.rope.scaling.amplitude
         angles = rotary_angles(positions_P, decoder.frequencies_R, amplitude)
@@ -50,26 +53,31 @@ class FusedForward:
         decoder, ops = self.decoder, self.ops
         eps = decoder.config.rms_norm_eps
         residual_TE = functional.embedding(token_ids_T, decoder.embedding.weight)
-        norm = decoder.layers[0].attention_norm
-        x_TE = ops.rms_norm(residual_TE, norm.weight, eps)
-        for number, layer in enumerate(decoder.layers):
+        norms = [layer.attention_norm for layer in self.layers] + [decoder.final_norm]
+        x_TE = ops.rms_norm(residual_TE, norms[0].weight, eps)
+        for number, layer in enumerate(self.layers):
             attention, mlp = layer.attention, layer.mlp
-            q_THD = ops.qk_norm_rope_write(
-                attention.qkv(x_TE),
-                positions_T,
-                slots_T,
-                self.cos_PR,
-                self.sin_PR,
-                None if attention.q_norm is None else attention.q_norm.weight,
-                None if attention.k_norm is None else attention.k_norm.weight,
-                eps,
-                *self.cache.layers[number],
-                attention.H,
-            )
+            q_THD = self.write(number, attention.qkv(x_TE), positions_T, slots_T)
             x_TE = attention.output(attend(number, q_THD).flatten(-2))
             x_TE, residual_TE = ops.add_rms_norm(x_TE, residual_TE, layer.mlp_norm.weight, eps)
             x_TE = mlp.down(ops.swiglu(mlp.gate_up(x_TE)))
-            last = number + 1 == len(decoder.layers)
-            norm = decoder.final_norm if last else decoder.layers[number + 1].attention_norm
-            x_TE, residual_TE = ops.add_rms_norm(x_TE, residual_TE, norm.weight, eps)
+            next_norm = norms[number + 1]
+            x_TE, residual_TE = ops.add_rms_norm(x_TE, residual_TE, next_norm.weight, eps)
         return x_TE
+
+    def write(self, number: int, qkv_TX: Tensor, positions_T: Tensor, slots_T: Tensor) -> Tensor:
+        """Norm and turn queries and keys of layer ``number``, and put K and V into their slots.
+        Returns ``q_THD``."""
+        attention = self.layers[number].attention
+        return self.ops.qk_norm_rope_write(
+            qkv_TX,
+            positions_T,
+            slots_T,
+            self.cos_PR,
+            self.sin_PR,
+            None if attention.q_norm is None else attention.q_norm.weight,
+            None if attention.k_norm is None else attention.k_norm.weight,
+            self.decoder.config.rms_norm_eps,
+            *self.cache.layers[number],
+            attention.H,
+        )

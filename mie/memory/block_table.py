@@ -64,17 +64,19 @@ class BlockTable:
         needed = self.blocks_to_append(num_tokens)
         if needed > self.pool.num_free:
             return False
-        if self._must_split_tail(num_tokens):
-            self._split(len(self.blocks) - 1)
-            needed -= 1
-        self.blocks += [self.pool.allocate() for _ in range(needed)]
+        if needed:
+            if self._must_split_tail(num_tokens):
+                self._split(len(self.blocks) - 1)
+                needed -= 1
+            self.blocks += [self.pool.allocate() for _ in range(needed)]
         self.num_tokens += num_tokens
         return True
 
     def _must_split_tail(self, num_tokens: int) -> bool:
         """Whether the first of ``num_tokens`` new tokens falls into a block that is not our own."""
-        starts_inside = self.num_tokens < len(self.blocks) * self.pool.block_size
-        return num_tokens > 0 and starts_inside and self.is_shared(len(self.blocks) - 1)
+        last = len(self.blocks) - 1
+        starts_inside = self.num_tokens < (last + 1) * self.pool.block_size
+        return starts_inside and num_tokens > 0 and self.is_shared(last)
 
     # -- sharing and splitting -------------------------------------------------------------------
 

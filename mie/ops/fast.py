@@ -9,6 +9,8 @@ none needs a number that only the device knows: so a step of them can be recorde
     qk_norm_rope_write   two norms, rope, K and V to their slots
     paged_decode     one query a sequence; or paged_prefill, any number
     swiglu           swiglu on both halves of one product
+    norm_linear, linear_residual, norm_linear_swiglu
+                     for a few tokens: the same, with the products
 """
 
 from __future__ import annotations
@@ -23,11 +25,15 @@ from torch import Tensor
 @dataclass(frozen=True)
 class FastOps:
     """Signatures as in ``mie.kernels``; ``decode_plan`` makes what ``paged_decode`` is given last,
-    once, and its ``update`` is called once a step."""
+    once, and its ``update`` is called once a step. Without ``norm_linear``, a few tokens are
+    computed as many are."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     swiglu: Callable[[Tensor], Tensor]
+    norm_linear: Callable[..., Tensor] | None
+    linear_residual: Callable[[Tensor, Tensor, Tensor], Tensor]
+    norm_linear_swiglu: Callable[[Tensor, Tensor, float, Tensor], Tensor]
     qk_norm_rope_write: Callable[..., Tensor]
     decode_plan: Callable[..., Any]
     paged_decode: Callable[..., Tensor]
@@ -48,7 +54,14 @@ def triton_ops(replacements: Mapping[str, Any] | None = None) -> FastOps:
     Whoever replaces ``rms_norm`` alone has it called behind every addition as well. Raises KeyError
     for a name that is no operation, ImportError where Triton is not installed.
     """
-    from mie.kernels import block_copy, inputs, paged_decode, paged_prefill, qk_rope_write
+    from mie.kernels import (
+        block_copy,
+        inputs,
+        paged_decode,
+        paged_prefill,
+        qk_rope_write,
+        skinny_linear,
+    )
     from mie.kernels import rms_norm as norms
     from mie.kernels import sample as sampling
     from mie.kernels import swiglu as activation
@@ -62,6 +75,9 @@ def triton_ops(replacements: Mapping[str, Any] | None = None) -> FastOps:
         "rms_norm": norms.rms_norm,
         "add_rms_norm": norms.add_rms_norm,
         "swiglu": activation.swiglu,
+        "norm_linear": skinny_linear.norm_linear,
+        "linear_residual": skinny_linear.linear_residual,
+        "norm_linear_swiglu": skinny_linear.norm_linear_swiglu,
         "qk_norm_rope_write": qk_rope_write.qk_norm_rope_write,
         "decode_plan": paged_decode.DecodePlan,
         "paged_decode": paged_decode.paged_decode,
@@ -72,6 +88,8 @@ def triton_ops(replacements: Mapping[str, Any] | None = None) -> FastOps:
         "write_state": inputs.write_state,
         "copy_blocks": block_copy.copy_blocks,
     }
+    if {"rms_norm", "add_rms_norm", "swiglu"} & replacements.keys():
+        chosen["norm_linear"] = None  # a product that norms by itself would pass them by
     return FastOps(**{**chosen, **replacements})
 
 

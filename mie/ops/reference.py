@@ -31,6 +31,17 @@ def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
     return (x * torch.rsqrt(mean_square + eps) * weight_E.float()).to(x_TE.dtype)
 
 
+def add_rms_norm(
+    x_TE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """``(y_TE, sum_TE)``: the residual stream with a branch added, and the norm of that sum.
+
+    The sum is rounded to the dtype first, and the norm reads it as it was rounded.
+    """
+    sum_TE = (x_TE.float() + residual_TE.float()).to(x_TE.dtype)
+    return rms_norm(sum_TE, weight_E, eps), sum_TE
+
+
 def rope(x_THD: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
     """Turn pair i of each head, (x[i], x[i + R]), by the angle of its position and pair.
 
@@ -108,3 +119,53 @@ def paged_attention(
     k_SGD = k_NBGD.index_select(0, block_table_M).flatten(0, 1)[:num_tokens]
     v_SGD = v_NBGD.index_select(0, block_table_M).flatten(0, 1)[:num_tokens]
     return attention(q_THD, k_SGD, v_SGD, scale)
+
+
+def paged_decode(
+    q_XHD: Tensor,
+    k_NBGD: Tensor,
+    v_NBGD: Tensor,
+    tables_XM: Tensor,
+    lengths_X: Tensor,
+    scale: float,
+) -> Tensor:
+    """``out_XHD``: one query for each of X sequences, over the blocks in its row of ``tables_XM``.
+
+    Sequence x has ``lengths_X[x]`` tokens; with 0 its output is 0. Entries behind the last block
+    that a sequence needs are not read. Waits for the device, which knows the lengths.
+    """
+    out_XHD = torch.zeros_like(q_XHD)
+    for x, length in enumerate(lengths_X.tolist()):
+        if length:
+            table_M = tables_XM[x, : -(-length // k_NBGD.shape[1])]
+            q_1HD = q_XHD[x : x + 1]
+            out_XHD[x : x + 1] = paged_attention(q_1HD, k_NBGD, v_NBGD, table_M, length, scale)
+    return out_XHD
+
+
+def paged_prefill(
+    q_THD: Tensor,
+    k_NBGD: Tensor,
+    v_NBGD: Tensor,
+    tables_SM: Tensor,
+    starts_S1: Tensor,
+    lengths_S: Tensor,
+    scale: float,
+) -> Tensor:
+    """``paged_attention`` for the new tokens of S sequences, which stand in one row.
+
+    Sequence s brings the queries ``starts_S1[s]`` to ``starts_S1[s + 1]``, the last of its
+    ``lengths_S[s]`` positions, and its blocks are row s of ``tables_SM``. It may bring none. Rows
+    behind ``starts_S1[S]`` are of nobody and come out as 0.
+    """
+    out_THD = torch.zeros_like(q_THD)
+    starts, lengths = starts_S1.tolist(), lengths_S.tolist()
+    for table_M, start, end, length in zip(
+        tables_SM, starts[:-1], starts[1:], lengths, strict=True
+    ):
+        if end > start:
+            blocks_M = table_M[: -(-length // k_NBGD.shape[1])]
+            out_THD[start:end] = paged_attention(
+                q_THD[start:end], k_NBGD, v_NBGD, blocks_M, length, scale
+            )
+    return out_THD

@@ -135,7 +135,7 @@ class SequenceOutput(NamedTuple):
 
     request_id: str
     name: str  # of the sequence, as in plans and traces
-    index: int
+    index: int  # type: ignore[assignment]  # of the answer; not tuple's method
     token_id: int | None
     num_output_tokens: int
     num_cached_tokens: int = 0

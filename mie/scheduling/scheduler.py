@@ -132,8 +132,8 @@ class Scheduler:
             self._computed(sequence, scheduled.num_tokens)
             if scheduled.draws:
                 tokens = result.tokens[scheduled.sequence_id]
-                answers = [sequence, *self._forks(sequence, len(tokens) - 1)]
-                for answer, token_id in zip(answers, tokens, strict=True):
+                forks = self._forks(sequence, len(tokens) - 1) if len(tokens) > 1 else ()
+                for answer, token_id in zip((sequence, *forks), tokens, strict=True):
                     answer.append(token_id)
                     self._outputs.append(chosen(answer))
         self._reap()
@@ -211,8 +211,8 @@ class Scheduler:
         """Plan what ``sequence`` has left to compute, whoever has to make room for it."""
         if sequence.finish_reason is not None or sequence.waits_for_a_step:
             return
-        table = _table(sequence)
-        while not table.append(count := min(sequence.num_to_compute, self._budget)):
+        table, count = _table(sequence), min(sequence.num_to_compute, self._budget)
+        while not table.append(count):
             self._wait_for_steps()
             first = min(self.running, key=self.waiting.rank)
             others = [each for each in self.running if each is not first]
@@ -225,6 +225,7 @@ class Scheduler:
             self._preempt(victim)
             if victim is sequence:
                 return
+            count = min(sequence.num_to_compute, self._budget)
         self._take(sequence, count)
 
     def _admit(self) -> None:
@@ -359,7 +360,8 @@ class Scheduler:
 
     def _computed(self, sequence: Sequence, num_tokens: int) -> None:
         """The K and V of the first ``num_tokens`` tokens have been written."""
-        sequence.num_ever_computed = max(sequence.num_ever_computed, num_tokens)
+        if num_tokens > sequence.num_ever_computed:
+            sequence.num_ever_computed = num_tokens
         self.memory.prefix_cache.insert(
             _table(sequence), sequence.token_ids, num_tokens, sequence.request.salt
         )

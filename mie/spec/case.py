@@ -34,6 +34,8 @@ SPECS = (  # in the book's order
     "scheduler",
     "queue",
     "victim_policy",
+    "add_rms_norm",
+    "paged_decode",
 )
 PREFIX = "case_"
 HALVES = " Otherwise: "

@@ -311,6 +311,25 @@ def victim_policy(candidates: Sequence[Running]) -> Running:
     raise NotImplementedError("choose one")
 
 
+def add_rms_norm(
+    x_TE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """``(y_TE, sum_TE)``: x + residual, rounded to their dtype, and the RMSNorm of that sum."""
+    raise NotImplementedError("add, and norm what was added")
+
+
+def paged_decode(
+    q_XHD: Tensor,
+    k_NBGD: Tensor,
+    v_NBGD: Tensor,
+    tables_XM: Tensor,
+    lengths_X: Tensor,
+    scale: float,
+) -> Tensor:
+    """``out_XHD``: the attention of one query a sequence over the blocks that its table names."""
+    raise NotImplementedError("follow the table")
+
+
 STUBS: dict[str, Any] = {
     "safetensors_reader": SafetensorsReader,
     "rms_norm": rms_norm,
@@ -323,4 +342,6 @@ STUBS: dict[str, Any] = {
     "scheduler": Scheduler,
     "queue": Queue,
     "victim_policy": victim_policy,
+    "add_rms_norm": add_rms_norm,
+    "paged_decode": paged_decode,
 }

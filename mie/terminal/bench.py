@@ -27,7 +27,7 @@ FASTEST = "continuous"  # what the others are compared with
 def show_tables(tables: Iterable[Table], console: Console) -> None:
     """Each table with its title above and its reading below."""
     for table in tables:
-        _show(table.title, table.head, table.rows, console)
+        show_rows(table.title, table.head, table.rows, console)
         console.print(f"{table.reading}\n", markup=False, highlight=False)
 
 
@@ -41,7 +41,7 @@ def show_pool_costs(costs: Sequence[OperationCost], console: Console) -> None:
         rows.append((kind, *times, " / ".join(dict.fromkeys(map(_steps, those)))))
     count = costs[0].operations
     head = ("operation", *(f"{size:,} blocks" for size in sizes), "steps")
-    _show(f"Nanoseconds an operation, {count:,} of each", head, rows, console)
+    show_rows(f"Nanoseconds an operation, {count:,} of each", head, rows, console)
     same = all(
         len({(c.fewest_steps, c.most_steps) for c in costs if c.kind == kind}) == 1
         for kind in KINDS
@@ -85,7 +85,7 @@ def show_throughput(result: Throughput, where: Mapping[str, Any], console: Conso
     ]
     head = ("", "tokens/s", "steps", "batch", "padding", "first token", "total")
     title = f"Throughput: {where['dtype']} on {where['device']}, {where['threads']} threads"
-    _show(title, head, rows, console)
+    show_rows(title, head, rows, console)
     cost, slow = result.cost, [run.scheduler for run in result.runs if run.scheduler != FASTEST]
     ratios = ", ".join(
         f"{result.measured_ratio(name):.1f} times {name} (expected from counts: "
@@ -118,7 +118,7 @@ def show_decode_speeds(speeds: Sequence[DecodeSpeed], console: Console) -> None:
         )
         for speed in speeds
     ]
-    _show(
+    show_rows(
         "Decoding, tokens a second", ("sequences", "engine", "plain loop", "ratio"), rows, console
     )
 
@@ -129,7 +129,10 @@ def _steps(cost: OperationCost) -> str:
     return f"{cost.fewest_steps}–{cost.most_steps}"
 
 
-def _show(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], console: Console) -> None:
+def show_rows(
+    title: str, head: Sequence[str], rows: Iterable[Sequence[str]], console: Console
+) -> None:
+    """A table under ``title``. The first column names the row, the others are numbers."""
     table = RichTable(title=title, title_justify="left", title_style="bold")
     rows = list(rows)
     for index, name in enumerate(head):

@@ -32,7 +32,8 @@ NO_EOS: frozenset[int] = frozenset()
 class Harness:
     """``run`` carries out the plans; without one a ``FakeRunner`` does, which is ``self.fake``.
 
-    ``depth``: with more than 1, so many steps are out at once, on a device that is late.
+    ``depth``: with more than 1, so many steps are out at once, on a device that is late, or that
+    ``launch`` begins to work.
     """
 
     def __init__(
@@ -42,17 +43,19 @@ class Harness:
         scheduler: Callable[..., Scheduler] = Scheduler,
         run: Callable[[StepPlan], StepResult] | None = None,
         depth: int = 1,
+        launch: Callable[[StepPlan], Any] | None = None,
         **options: Any,
     ) -> None:
         self.fake = FakeRunner(memory.pool.block_size)
         self.memory = memory
         self.scheduler = scheduler(limits, memory, **options)
         self.run = run or self.fake.run
-        if depth == 1:
+        if depth == 1 and launch is None:
             self.core = EngineCore(self.scheduler, self._run)
         else:
-            self.device = LateDevice(self._run)
-            self.core = OverlappedCore(self.scheduler, self.device.launch, depth=depth)
+            self._launch = launch or LateDevice(self._run).launch
+            launch = self._launch_and_abort if launch else self._launch
+            self.core = OverlappedCore(self.scheduler, launch, depth=depth)
         self._schedule, self.scheduler.schedule = self.scheduler.schedule, self._observed  # type: ignore[method-assign]
         self.requests: dict[str, Request] = {}
         self.tokens: dict[Answer, list[int]] = {}
@@ -198,11 +201,19 @@ class Harness:
         return plan
 
     def _run(self, plan: StepPlan) -> StepResult:
+        self._abort_leaving()
+        return self.run(plan)
+
+    def _launch_and_abort(self, plan: StepPlan) -> Any:
+        launched = self._launch(plan)
+        self._abort_leaving()
+        return launched
+
+    def _abort_leaving(self) -> None:
         leaving, self._leaving = self._leaving, []
         for request_id in leaving:
             self.aborted.add(request_id)
             self.core.abort(request_id)
-        return self.run(plan)
 
     def _keeps_limits(self, plan: StepPlan) -> None:
         running, limits = self.scheduler.running, self.scheduler.limits

@@ -119,7 +119,7 @@ class Case:
             prefix_cache=CACHES[setting.cache],
         )
 
-    def harness(self, memory: BlockManager, run: Any = None) -> Harness:
+    def harness(self, memory: BlockManager, run: Any = None, launch: Any = None) -> Harness:
         setting = self.setting
         return Harness(
             setting.limits(),
@@ -127,6 +127,7 @@ class Case:
             SCHEDULERS[setting.scheduler],
             run,
             setting.depth,
+            launch,
             queue=QUEUES[setting.queue](),
             victim_policy=policy(setting.policy),
         )

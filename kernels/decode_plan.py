@@ -80,7 +80,9 @@ def decode_config(
         return DecodeConfig(tile=32, warps=8, stages=3, programs=4, min_chunk=128)
     if max_sequences <= 16:
         return DecodeConfig(tile=32, warps=2, stages=3, programs=2, min_chunk=128)
-    return DecodeConfig(tile=64, warps=4, stages=3, programs=4, min_chunk=128)
+    if num_heads // num_kv_heads > 4:
+        return DecodeConfig(tile=64, warps=8, stages=3, programs=2, min_chunk=128)
+    return DecodeConfig(tile=64, warps=4, stages=2, programs=4, min_chunk=128)
 
 
 def chunks_torch(

@@ -7,6 +7,7 @@ interpreted.
 from __future__ import annotations
 
 import pytest
+import torch
 from device_engine import device_engine, device_runner, is_right
 from engine_harness import Harness
 from fake_runner import StepFailedError
@@ -16,11 +17,14 @@ from kernel_data import DEVICE
 from schedules import CASES, Case
 from tiny_decoder import count_near_ties
 
+from mie.execution.compile_ahead import every_kernel
 from mie.execution.cuda_graphs import DecodeGraphs, batch_sizes
 from mie.execution.device_state import LENGTH, TABLE, TOKEN, DeviceState, draw_words
+from mie.memory.manager import BlockManager
 from mie.memory.prefix_cache import NoPrefixCache
 from mie.ops.fast import triton_ops
 from mie.sampling_params import Draw
+from mie.scheduling.limits import Limits
 from mie.scheduling.plan import PENDING, ScheduledSequence, StepPlan
 
 LONG = settings.get_current_profile_name() == "long"
@@ -233,3 +237,14 @@ def test_the_pool_is_whole_without_a_prefix_cache():
     ask_many(harness, 9)
     harness.drain()
     assert is_right(harness) == 0
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="every capture above compiles ahead on a GPU")
+def test_what_is_called_to_compile_changes_nothing():
+    runner = device_runner(BlockManager(9, 4), Limits(2, 8, 16), ops=triton_ops())
+    state, kv = runner.state_RC.clone(), runner.cache.kv_L2NBGD.clone()
+    with torch.inference_mode():
+        for call in every_kernel(runner):
+            call()
+    assert torch.equal(runner.state_RC, state)
+    assert torch.equal(runner.cache.kv_L2NBGD.isnan(), kv.isnan())

@@ -22,11 +22,12 @@ from mie.execution.device_runner import DeviceRunner
 from mie.execution.model_runner import ModelRunner
 from mie.execution.step_memory import step_memory
 from mie.model.decoder import Decoder
-from mie.ops.fast import FastOps, triton_ops
+from mie.ops.fast import FastOps, adapted_paged_decode, adapted_paged_prefill, triton_ops
 from mie.scheduling.trace import Trace
 
 MEMORY_PARTS = ("block_pool", "block_table", "prefix_cache")
-ENGINE_PARTS = (*MEMORY_PARTS, "scheduler", "queue", "victim_policy", "add_rms_norm")
+FAST_PARTS = ("add_rms_norm", "paged_decode", "paged_prefill")  # of the fast step alone
+ENGINE_PARTS = (*MEMORY_PARTS, "scheduler", "queue", "victim_policy", *FAST_PARTS)
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,13 @@ def fast_ops(decoder: Decoder, config: EngineConfig, parts: Mapping[str, Any]) -
         raise ConfigError(f"kernels is 'triton', but {obstacles[0]}")
     on_gpu = decoder.device.type == "cuda"
     if obstacles or config.kernels == "torch" or (config.kernels == "auto" and not on_gpu):
-        if "add_rms_norm" in parts:
+        if names := [name for name in FAST_PARTS if name in parts]:
             reason = obstacles[0] if obstacles else f"kernels is {config.kernels!r}"
-            raise ConfigError(f"only the fast step has the part add_rms_norm, but {reason}")
+            raise ConfigError(f"only the fast step has the part {names[0]}, but {reason}")
         return None
-    norms = {name: parts[name] for name in ("rms_norm", "add_rms_norm") if name in parts}
-    return triton_ops(norms)
+    replaced = {name: parts[name] for name in ("rms_norm", *FAST_PARTS) if name in parts}
+    if "paged_decode" in replaced:
+        replaced["paged_decode"] = adapted_paged_decode(replaced["paged_decode"])
+    if "paged_prefill" in replaced:
+        replaced["paged_prefill"] = adapted_paged_prefill(replaced["paged_prefill"])
+    return triton_ops(replaced)

@@ -26,21 +26,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mie.execution.compile_ahead import compile_ahead
 from mie.execution.cuda_graphs import DecodeGraphs, batch_sizes
-from mie.execution.device_state import TABLE, TOKEN, DeviceState, draw_words
+from mie.execution.device_state import PADDING, TABLE, TOKEN, DeviceState, draw_words
 from mie.execution.fused_forward import FusedForward
 from mie.execution.kv_cache import PagedKVCache
 from mie.execution.overlap import Download, Downloads, Uploads
-from mie.execution.skinny_forward import MOST_ROWS, SkinnyForward, can_be_skinny
+from mie.execution.skinny_forward import FEW, MOST_ROWS, SkinnyForward, can_be_skinny
 from mie.execution.swap_space import SwapSpace
 from mie.model.decoder import Decoder
 from mie.ops.fast import FastOps
 from mie.scheduling.limits import Limits
 from mie.scheduling.plan import ScheduledSequence, StepPlan, StepResult
 
-PADDING = -1
 WRITES_AT_ONCE = 65_536
-FEW = 16  # sequences: their contexts are cut in another way
 
 
 class DeviceRunner:
@@ -201,7 +200,8 @@ class DeviceRunner:
         )
 
     def capture(self) -> None:
-        """Record decode steps. Nothing is in them: all rows are padding."""
+        """Compile all kernels, then record decode steps. All rows in them are padding."""
+        compile_ahead(self)
         self.rows_X.fill_(PADDING)
         self.rows = []
         with torch.inference_mode():

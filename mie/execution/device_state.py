@@ -23,6 +23,7 @@ from mie.sampling_params import Draw, mix
 from mie.scheduling.plan import PENDING, ScheduledSequence
 
 LENGTH, TOKEN, TEMPERATURE, KEY, TABLE = 0, 1, 2, 3, 8  # as in mie.kernels.inputs
+PADDING = -1  # in place of a row, or of a slot: nobody's
 UNKNOWN = -1
 
 

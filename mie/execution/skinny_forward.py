@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from mie.execution.fused_forward import Attend, FusedForward
 
+FEW = 16  # sequences, whose contexts have to be cut to keep a GPU busy: see mie.kernels.decode_plan
 MOST_ROWS = 2  # with three, products by tensor cores are as fast: see mie.kernels.skinny_linear
 
 

@@ -12,9 +12,16 @@ from torch import Tensor, nn
 
 from mie.model.config import ModelConfig
 from mie.model.kv_cache import KVCache
-from mie.model.layers import DecoderLayer, RMSNorm
+from mie.model.layers import DecoderLayer, Linear, RMSNorm
 from mie.model.rope import rotary_angles
 from mie.ops.dispatch import Ops
+
+
+class Embedding(nn.Embedding):
+    """A row of numbers for each token. No value is drawn at first: all come from a checkpoint."""
+
+    def reset_parameters(self) -> None:
+        pass
 
 
 class Decoder(nn.Module):
@@ -36,14 +43,14 @@ class Decoder(nn.Module):
         self.dtype = dtype
         self.device = torch.device(device)
         with torch.device("meta"):  # shapes first, without memory: nothing is initialised in vain
-            self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+            self.embedding = Embedding(config.vocab_size, config.hidden_size)
             self.layers = nn.ModuleList(
                 DecoderLayer(config, layer, self.ops) for layer in range(config.num_layers)
             )
             self.final_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, self.ops)
-            self.lm_head: nn.Linear | None = None
+            self.lm_head: Linear | None = None
             if not config.tie_word_embeddings:
-                self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+                self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.requires_grad_(False).to(dtype).to_empty(device=self.device)
         # No buffer: a change of dtype must never round the frequencies.
         self.frequencies_R = config.rope.frequencies(config.head_dim).to(self.device)

@@ -20,6 +20,13 @@ from mie.model.kv_cache import KVCache
 from mie.ops.dispatch import Ops
 
 
+class Linear(nn.Linear):
+    """A product with a stored matrix. No value is drawn at first: all come from a checkpoint."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 class RMSNorm(nn.Module):
     """``ops.rms_norm`` with its weight."""
 
@@ -46,8 +53,8 @@ class Attention(nn.Module):
         q_size, kv_size = self.H * config.head_dim, self.G * config.head_dim
         family = config.family
 
-        self.qkv = nn.Linear(config.hidden_size, q_size + 2 * kv_size, family.qkv_bias)
-        self.output = nn.Linear(q_size, config.hidden_size, family.output_bias)
+        self.qkv = Linear(config.hidden_size, q_size + 2 * kv_size, family.qkv_bias)
+        self.output = Linear(q_size, config.hidden_size, family.output_bias)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if family.qk_norm:
@@ -73,8 +80,8 @@ class MLP(nn.Module):
         super().__init__()
         self.ops = ops
         bias = config.family.mlp_bias
-        self.gate_up = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias)
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias)
+        self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size, bias)
+        self.down = Linear(config.intermediate_size, config.hidden_size, bias)
 
     def forward(self, x_TE: Tensor) -> Tensor:
         gate_TF, up_TF = self.gate_up(x_TE).chunk(2, dim=-1)

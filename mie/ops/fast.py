@@ -93,6 +93,48 @@ def triton_ops(replacements: Mapping[str, Any] | None = None) -> FastOps:
     return FastOps(**{**chosen, **replacements})
 
 
+def adapted_paged_decode(paged_decode: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A reader's ``paged_decode``, of the spec's signature, where the engine calls its own: it is
+    given the table of each sequence, some table for a row of padding, and no plan. To be recorded
+    in a CUDA graph it must not ask the device for the lengths."""
+
+    def adapted(
+        q_XHD: Tensor,
+        k_NBGD: Tensor,
+        v_NBGD: Tensor,
+        tables_RM: Tensor,
+        rows_X: Tensor,
+        lengths_X: Tensor,
+        scale: float,
+        plan: Any,
+    ) -> Tensor:
+        tables_XM = tables_RM.index_select(0, rows_X.clamp(min=0))  # padding has length 0
+        return paged_decode(q_XHD, k_NBGD, v_NBGD, tables_XM, lengths_X, scale)
+
+    return adapted
+
+
+def adapted_paged_prefill(paged_prefill: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A reader's ``paged_prefill``, of the spec's signature, where the engine calls its own: it is
+    given the table of each sequence that is computed, and not how many tokens a sequence brings."""
+
+    def adapted(
+        q_THD: Tensor,
+        k_NBGD: Tensor,
+        v_NBGD: Tensor,
+        tables_RM: Tensor,
+        rows_S: Tensor,
+        starts_S1: Tensor,
+        lengths_S: Tensor,
+        scale: float,
+        max_new: int,
+    ) -> Tensor:
+        tables_SM = tables_RM.index_select(0, rows_S)
+        return paged_prefill(q_THD, k_NBGD, v_NBGD, tables_SM, starts_S1, lengths_S, scale)
+
+    return adapted
+
+
 def _add_then(rms_norm: Callable[[Tensor, Tensor, float], Tensor]) -> Any:
     def add_rms_norm(
         x_TE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float

@@ -248,3 +248,13 @@ def test_what_is_called_to_compile_changes_nothing():
             call()
     assert torch.equal(runner.state_RC, state)
     assert torch.equal(runner.cache.kv_L2NBGD.isnan(), kv.isnan())
+
+
+def test_a_runner_that_was_closed_still_works():
+    """S32: recorded steps go before the memory that they point to; without them it is slower."""
+    harness = device_engine(2)
+    ask_many(harness, 3)
+    harness.step()
+    harness.runner.close()
+    harness.drain()
+    assert is_right(harness) == 0 and not harness.runner.graphs.graphs

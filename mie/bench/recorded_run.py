@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from mie import __version__, machine
 
 if TYPE_CHECKING:
+    import torch
+
     from mie.bench.offline import WorkloadResult
     from mie.model.decoder import Decoder
 
@@ -24,20 +26,25 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def stamp(decoder: Decoder, commit: str | None = None) -> dict[str, Any]:
+    """``stamp_of`` the device and dtype that ``decoder`` has."""
+    return stamp_of(decoder.device, decoder.dtype, commit)
+
+
+def stamp_of(device: torch.device, dtype: torch.dtype, commit: str | None = None) -> dict[str, Any]:
     """Hardware, versions, day and commit. ``commit`` None: that of the checkout, if it is one.
 
-    ``gpu`` is the name of the device that the decoder is on; without one it names the processor.
+    ``gpu`` is the name of ``device``; without one it names the processor.
     """
     import torch
 
-    cpu, cuda = machine.cpu_model(), decoder.device.type == "cuda"
+    cpu, cuda = machine.cpu_model(), device.type == "cuda"
     return {
-        "gpu": torch.cuda.get_device_properties(decoder.device).name if cuda else f"none ({cpu})",
+        "gpu": torch.cuda.get_device_properties(device).name if cuda else f"none ({cpu})",
         "cpu": cpu,
         "cores": machine.usable_cores(),
         "threads": torch.get_num_threads(),
-        "device": str(decoder.device),
-        "dtype": str(decoder.dtype).removeprefix("torch."),
+        "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."),
         "torch": torch.__version__,
         "triton": machine.versions("triton").get("triton"),
         "python": platform.python_version(),

@@ -21,6 +21,7 @@ from mie.engine.place import DTYPES, auto_dtype, choose_device
 from mie.engine.progress import progress_bar
 from mie.engine.prompts import checked_prompt, is_one_prompt
 from mie.errors import ConfigError, MieError, RequestError
+from mie.execution.device_runner import DeviceRunner
 from mie.model import hub
 from mie.model.config import ModelConfig
 from mie.model.decoder import Decoder
@@ -104,6 +105,12 @@ class LLM:
         self.memory = self.engine.memory
         self._num_requests = 0
         self._inboxes: dict[str, deque[SequenceOutput]] = {}
+
+    def close(self) -> None:
+        """Give up recorded steps and what they hold of a GPU's memory. The model can still be used,
+        but a step is launched in pieces then."""
+        if isinstance(self.engine.runner, DeviceRunner):
+            self.engine.runner.close()
 
     @property
     def trace(self) -> Trace:

@@ -69,7 +69,9 @@ class DecodeGraphs:
             graph.replay()
 
     def close(self) -> None:
-        """Give the recordings up; a replay calls ``body`` again."""
+        """Give the recordings up, none of which still runs then; a replay calls ``body`` again."""
+        if self.graphs:
+            torch.cuda.synchronize()
         for graph in self.graphs.values():
             graph.reset()
         self.graphs.clear()

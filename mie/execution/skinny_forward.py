@@ -1,4 +1,4 @@
-"""The forward pass for a few tokens: five launches a layer, each as long as its weights.
+"""The forward pass for a few tokens: six launches a layer, each as long as its weights.
 
 Invariant: as ``FusedForward``, of which it is the other half: up to ``MOST_ROWS`` tokens a step is
 nothing but weights that are read, and what stands between two products costs more to launch than to

@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from mie.model.decoder import Decoder
 
 bench = typer.Typer(
-    help="Measure the engine. [bold]memory[/] counts; [bold]pool[/] and [bold]throughput[/] take "
-    "times.",
+    help="Measure the engine. [bold]memory[/] counts; [bold]pool[/], [bold]throughput[/] and "
+    "[bold]kernels[/] take times.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 STANDARD_OUTPUT = Path("-")
 STANDARD = "With --workload"
 WORKLOAD_ONLY = {"model_config", "random_weights", "runs", "token_budget", "profile_file"}
+WORKLOAD_ONLY |= {"cuda_graphs", "overlap"}
 MIXED_ONLY = {"alone", "decode", "trace_file", "seed"}
 Seed = Annotated[int, typer.Option(min=0, help="Another workload of the same kinds.")]
 JsonFile = Annotated[
@@ -117,6 +118,21 @@ Examples:
 """
 
 
+@bench.command("kernels", epilog="Example: [bold]mie bench kernels --json kernels.json[/]")
+def bench_kernels(json_file: JsonFile = None) -> None:
+    """What each kernel of the fast step takes on this GPU; about a minute."""
+    from mie.terminal.bench_kernels import measured, show_kernels
+
+    _require_folders(json_file)
+    times, numbers = measured()
+    if json_file == STANDARD_OUTPUT:
+        print(numbers)
+    else:
+        show_kernels(times, Console())
+        if json_file:
+            _write(json_file, numbers + "\n")
+
+
 @bench.command("throughput", epilog=THROUGHPUT_EXAMPLES)
 def bench_throughput(
     ctx: typer.Context,
@@ -191,6 +207,17 @@ def bench_throughput(
             rich_help_panel=STANDARD,
         ),
     ] = None,
+    cuda_graphs: Annotated[
+        bool,
+        typer.Option(help="Replay recorded decode steps, on a GPU.", rich_help_panel=STANDARD),
+    ] = True,
+    overlap: Annotated[
+        bool,
+        typer.Option(
+            help="Launch a step before the tokens of the last one are known, on a GPU.",
+            rich_help_panel=STANDARD,
+        ),
+    ] = True,
     profile_file: Annotated[
         Path | None,
         typer.Option(
@@ -226,6 +253,8 @@ def bench_throughput(
             json_file,
             max_num_seqs=max_num_seqs if "max_num_seqs" in given else None,
             token_budget=token_budget,
+            cuda_graphs=cuda_graphs,
+            overlap=overlap,
         )
         return
     _refuse(given & WORKLOAD_ONLY, "needs --workload")

@@ -26,7 +26,7 @@ from mie.sampling_params import SamplingParams
 
 MODEL = "qwen3-0.6b"
 RUNS = 2
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "eager": {"cuda_graphs": False, "overlap": False},
     "graphs": {"cuda_graphs": True, "overlap": False},
     "graphs_overlap": {"cuda_graphs": True, "overlap": True},

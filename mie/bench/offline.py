@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -83,9 +84,11 @@ def measure_workload(
     clock = _Clock()
     engine = _engine(decoder, config, parts, clock)
     done = []
-    for number in range(runs + 1):
-        doing = f"run {number} of {runs}" if number else "warm-up"
-        done.append(_run(engine, clock, workload.requests(f"run{number}"), partial(tell, doing)))
+    with _no_old_garbage():
+        for number in range(runs + 1):
+            doing = f"run {number} of {runs}" if number else "warm-up"
+            requests = workload.requests(f"run{number}")
+            done.append(_run(engine, clock, requests, partial(tell, doing)))
     best = min(done[1:], key=lambda run: run.seconds)
     gpu = None
     if decoder.device.type == "cuda":
@@ -120,6 +123,18 @@ def _tidy(decoder: Decoder) -> None:
     gc.collect()
     if decoder.device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+@contextmanager
+def _no_old_garbage() -> Iterator[None]:
+    """What there is already is kept from the collector, which otherwise walks over all of it, torch
+    included, in the middle of a step. Engines that serve do the same once they have started."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def config_for(

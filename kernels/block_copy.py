@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from mie.kernels.launch import cdiv, next_power_of_2
 from torch import Tensor
+
+from mie.kernels.launch import cdiv, next_power_of_2
 
 TILE_BYTES = 8192  # four accesses of 16 bytes for each of 128 threads
 

@@ -29,8 +29,9 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from mie.kernels.launch import cdiv, next_power_of_2
 from torch import Tensor
+
+from mie.kernels.launch import cdiv, next_power_of_2
 
 MAX_SEQUENCES = 1024
 MAX_GROUP = 16  # query heads of a key/value head: rows of the least tile of a tensor core
@@ -79,7 +80,7 @@ def decode_config(
     if dtype == torch.float32:
         return DecodeConfig(tile=32, warps=8, stages=3, programs=4, min_chunk=128)
     if max_sequences <= 16:
-        return DecodeConfig(tile=32, warps=2, stages=3, programs=2, min_chunk=128)
+        return DecodeConfig(tile=32, warps=2, stages=4, programs=2, min_chunk=64)
     if num_heads // num_kv_heads > 4:
         return DecodeConfig(tile=64, warps=8, stages=3, programs=2, min_chunk=128)
     return DecodeConfig(tile=64, warps=4, stages=2, programs=4, min_chunk=128)

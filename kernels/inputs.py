@@ -23,8 +23,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from mie.kernels.launch import cdiv
 from torch import Tensor
+
+from mie.kernels.launch import cdiv
 
 LENGTH, TOKEN, TEMPERATURE, KEY, TABLE = 0, 1, 2, 3, 8  # columns; KEY takes two
 PADDING = -1  # in place of a row: a sequence that is none

@@ -21,9 +21,10 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from mie.kernels.launch import cdiv
 from mie.kernels.rope import head_tile
-from torch import Tensor
 
 
 def kv_write_torch(

@@ -38,6 +38,8 @@ import math
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from mie.kernels.decode_plan import MAX_GROUP, DecodeConfig, DecodePlan, decode_config
 from mie.kernels.launch import (
     INTERPRETED,
@@ -45,7 +47,6 @@ from mie.kernels.launch import (
     next_power_of_2,
     wait_for_kernels_before,
 )
-from torch import Tensor
 
 __all__ = ["DecodeConfig", "DecodePlan", "decode_config", "paged_decode", "paged_decode_torch"]
 

@@ -41,8 +41,9 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from mie.kernels.launch import INTERPRETED, next_power_of_2
 from torch import Tensor
+
+from mie.kernels.launch import INTERPRETED, next_power_of_2
 
 SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
 STARTS_AT_ONCE = 256  # entries of starts_S1 that a program compares at a time

@@ -23,11 +23,12 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from mie.kernels.kv_write import check_slots, kv_write_torch
 from mie.kernels.launch import begins_early, cdiv, wait_for_kernels_before
 from mie.kernels.rms_norm import rms_norm_torch
 from mie.kernels.rope import check_angles, head_tile, rope_torch
-from torch import Tensor
 
 
 def qk_norm_rope_write_torch(

@@ -24,8 +24,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from mie.kernels.launch import next_power_of_2
 from torch import Tensor
+
+from mie.kernels.launch import next_power_of_2
 
 MOST_CHANNELS = 32_768  # of a row in registers: 32 for each of 1,024 threads
 

@@ -24,8 +24,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from mie.kernels.launch import cdiv, next_power_of_2
 from torch import Tensor
+
+from mie.kernels.launch import cdiv, next_power_of_2
 
 PAIRS = 512  # of one program: 16 bytes of either half for each of 64 threads, in half precision
 

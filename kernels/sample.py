@@ -30,9 +30,10 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from mie.kernels.launch import cdiv, next_power_of_2
 from mie.kernels.philox import gumbel, philox_uniforms
-from torch import Tensor
 
 QUADS = 256  # counters a tile, of four tokens each
 PROGRAMS = 2_048  # that a GPU is given at most, if every row takes one: 16 for each of its cores

@@ -31,11 +31,12 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+
 from mie.kernels.launch import begins_early, cdiv, next_power_of_2, wait_for_kernels_before
 from mie.kernels.rms_norm import rms_norm_torch
 from mie.kernels.swiglu import swiglu_torch
-from torch import Tensor
-from torch.nn import functional
 
 WIDEST = 8192  # of a norm: a program holds the row
 

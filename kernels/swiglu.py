@@ -19,8 +19,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from mie.kernels.launch import cdiv, next_power_of_2
 from torch import Tensor
+
+from mie.kernels.launch import cdiv, next_power_of_2
 
 TILE = 1024  # features: 16 bytes of gate and of up for each of 128 threads, in half precision
 

@@ -71,3 +71,8 @@ def _cgroup(name: str) -> str | None:
     """A limit of the control group that this process sees as its root; Linux only."""
     path = Path("/sys/fs/cgroup") / name
     return path.read_text().strip() if path.exists() else None
+
+
+def may_have_a_gpu() -> bool:
+    """Whether a driver of NVIDIA's is there: what can be known without loading torch."""
+    return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))

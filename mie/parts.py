@@ -2,6 +2,10 @@
 
 Invariant: every name here has a default that the engine ships and a spec of the same name in
 ``mie.spec`` that says what any replacement must do.
+
+``add_rms_norm``, ``paged_decode`` and ``paged_prefill`` are operations of the fast step alone
+(``kernels="triton"``, or a GPU). The plain step has nothing to put them in the place of, and is
+refused with one of them. ``paged_decode`` serves steps in which every sequence brings one token.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ DEFAULTS: dict[str, str] = {
     "victim_policy": "mie.scheduling.policy:last_admitted",
     "add_rms_norm": "mie.ops.reference:add_rms_norm",
     "paged_decode": "mie.ops.reference:paged_decode",
+    "paged_prefill": "mie.ops.reference:paged_prefill",
 }
 
 

@@ -206,6 +206,10 @@ def declared(*lines: str) -> set[str]:
     return {canonicalize_name(Requirement(line).name) for line in lines}
 
 
+# Imported by whoever calls it; without it, an error says what to install.
+WHERE_IT_IS_ASKED_FOR = {("mie.kernels.cuda.paged_decode", "cuda")}
+
+
 def test_every_package_that_we_import_is_declared() -> None:
     """A package that another one happens to bring may be gone with its next version."""
     engine = declared(*PROJECT["dependencies"])
@@ -218,7 +222,7 @@ def test_every_package_that_we_import_is_declared() -> None:
         for name in {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"mie"}:
             if not allowed & {*map(canonicalize_name, owners.get(name, [name]))}:
                 missing.add((module, name))
-    assert missing == set()
+    assert missing == WHERE_IT_IS_ASKED_FOR
 
 
 def test_every_extra_that_a_page_names_exists() -> None:

@@ -91,11 +91,14 @@ for result in (paged_against_contiguous(few), prefix_sharing(few), churn(few)):
 
 
 def test_only_the_method_with_a_promised_sequence_is_called():
-    sources = [path.read_text("utf-8") for path in (ROOT / "mie" / "bench").glob("*.py")]
+    """But for the workloads that other engines are measured on, which say how they are drawn."""
+    files = {*(ROOT / "mie" / "bench").glob("*.py")}
+    files -= {ROOT / "mie" / "bench" / "standard_workloads.py"}
+    sources = [path.read_text("utf-8") for path in files]
     assert {name for source in sources for name in re.findall(r"\brng\.(\w+)", source)} == {
         "random"
     }
-    assert not any(re.search(r"import math|from math|import random|numpy", s) for s in sources)
+    assert not any(re.search(r"import math\b|from math\b|import random\b|numpy", s) for s in sources)
 
 
 def test_the_first_draws_are_those_of_any_python():

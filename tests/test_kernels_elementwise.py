@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_data import DEVICE, assert_close
+
 from mie.kernels.rms_norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from mie.kernels.rope import rope, rope_torch
 from mie.kernels.swiglu import swiglu, swiglu_torch
-
 from mie.model.rope import RopeConfig, rotary_angles
 from mie.ops import reference
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from kernel_data import DEVICE, assert_close
+
 from mie.kernels.block_copy import copy_blocks, copy_blocks_torch
 from mie.kernels.kv_write import kv_write, kv_write_torch
 from mie.kernels.qk_rope_write import qk_norm_rope_write, qk_norm_rope_write_torch
-
 from mie.model.rope import RopeConfig, rotary_angles
 from mie.ops import reference
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_data import DEVICE, DTYPES
+
 from mie.kernels import decode_plan
 from mie.kernels.decode_plan import (
     MAX_SEQUENCES,
@@ -19,7 +20,6 @@ from mie.kernels.decode_plan import (
     decode_config,
 )
 from mie.kernels.paged_decode import paged_decode, paged_decode_torch
-
 from mie.ops import reference
 
 # One tile of 32 tokens is enough to be a chunk of its own, so that short contexts are cut too.

@@ -8,13 +8,13 @@ import kernel_data
 import pytest
 import torch
 from kernel_data import DEVICE, DTYPES
+
 from mie.kernels.paged_prefill import (
     PrefillConfig,
     paged_prefill,
     paged_prefill_torch,
     prefill_config,
 )
-
 from mie.ops import reference
 
 

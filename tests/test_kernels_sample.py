@@ -13,12 +13,12 @@ import torch
 import triton
 import triton.language as tl
 from kernel_data import DEVICE
+
 from mie.kernels import philox
 from mie.kernels import sample as kernel
 from mie.kernels.launch import INTERPRETED
 from mie.kernels.philox import gumbel, philox_4x32, philox_uniform, philox_uniforms
 from mie.kernels.sample import divide, sample, sample_torch
-
 from mie.sampling import sampler
 from mie.sampling_params import MAX_SEED, Draw
 

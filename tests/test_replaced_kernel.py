@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_data import DEVICE
-from mie.kernels.rms_norm import add_rms_norm
 
 from mie.bench.model_shapes import SHAPES, random_decoder
 from mie.config import EngineConfig
 from mie.engine.assemble import assemble
 from mie.errors import ConfigError
+from mie.kernels.rms_norm import add_rms_norm
 from mie.model.config import ModelConfig
 from mie.request import Request
 from mie.sampling_params import SamplingParams

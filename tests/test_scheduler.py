@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from mie.errors import PartError
 from mie.memory.prefix_cache import NoPrefixCache
 from mie.request import FinishReason, Request, Sequence
-from mie.scheduling.plan import StepResult
+from mie.sampling_params import SamplingParams
+from mie.scheduling.plan import PENDING, StepResult, StepsInFlightError
 from mie.scheduling.policy import choose, fewest_computed, last_admitted, least_urgent
 from mie.scheduling.queue import FirstComeFirstServed, StrictPriority
 from mie.scheduling.scheduler import Scheduler
@@ -417,3 +418,56 @@ def test_the_counters_of_the_cache_count_each_request_once(scheduler):
         harness.ask(f"r{number}", prompt, 16)
     harness.drain()
     assert harness.memory.prefix_cache.hits.queried == sum(prompts)
+
+
+# -- two steps in flight -------------------------------------------------------------------------
+
+
+def two_in_flight(**options):
+    scheduler = engine(**options).scheduler
+    scheduler.max_in_flight = 2
+    return scheduler
+
+
+def test_blocks_go_back_when_no_step_works_for_their_owner_any_longer():
+    """S34: its end is seen while the next step is out, which still writes into its blocks."""
+    scheduler = two_in_flight()
+    sequence = scheduler.add(Request("r", (1, 2, 3), eos_ids=frozenset({7})))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert second.scheduled[0].token_ids == (PENDING,)
+    [output] = scheduler.update(first, StepResult({sequence.sequence_id: (7,)}))
+    assert output.finish_reason is FinishReason.STOP
+    assert sequence.table is not None and scheduler.memory.pool.num_used == 1
+    assert scheduler.update(second, StepResult({sequence.sequence_id: (5,)})) == []
+    assert sequence.output == [7], "what the second step chose comes too late"
+    assert sequence.table is None and not scheduler.has_work
+
+
+def test_an_abort_in_flight_waits_for_its_steps_too():
+    scheduler = two_in_flight()
+    sequence = scheduler.add(Request("r", (1, 2, 3)))
+    plans = [scheduler.schedule(), scheduler.schedule()]
+    scheduler.abort("r")
+    scheduler.abort("r")
+    for plan in plans:
+        assert sequence.table is not None
+        scheduler.update(plan, StepResult({sequence.sequence_id: (5,)}))
+    assert sequence.table is None and sequence.output == [] and not scheduler.has_work
+
+
+def test_nobody_is_thrown_out_while_a_step_is_out():
+    """The scheduler asks for it to come back, and nothing has changed."""
+    scheduler = two_in_flight(num_blocks=4, memory={"prefix_cache": NoPrefixCache})
+    four = SamplingParams(max_tokens=4)
+    one = scheduler.add(Request("one", (1, 2, 3, 4, 5, 6, 7), four))
+    two = scheduler.add(Request("two", (1, 2, 3, 4), four))
+    first = scheduler.schedule()
+    assert len(first.scheduled) == 2 and scheduler.memory.pool.num_free == 1
+    second = scheduler.schedule()
+    before = [(s.num_computed, s.table.num_tokens) for s in scheduler.running]
+    scheduler.update(first, StepResult({s.sequence_id: (5,) for s in (one, two)}))
+    with pytest.raises(StepsInFlightError):
+        scheduler.schedule()
+    assert [(s.num_computed, s.table.num_tokens) for s in scheduler.running] == before
+    scheduler.update(second, StepResult({s.sequence_id: (5,) for s in (one, two)}))
+    assert scheduler.schedule().preempted == ("two",)

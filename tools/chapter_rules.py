@@ -47,6 +47,18 @@ BUILT = {
     "09": "mie.scheduling.scheduler mie.sampling.sampler",
     "10": "",
     "11": "mie.scheduling.policy mie.memory.swap mie.execution.swap_space",
+    "12": """
+        mie.kernels.launch mie.kernels.rms_norm mie.kernels.swiglu mie.kernels.rope
+        mie.kernels.qk_rope_write mie.execution.fused_forward mie.execution.skinny_forward
+        mie.kernels.skinny_linear mie.engine.assemble""",
+    "13": "mie.kernels.decode_plan mie.kernels.paged_decode",
+    "14": """
+        mie.kernels.paged_prefill mie.kernels.kv_write mie.kernels.inputs
+        mie.execution.device_runner""",
+    "15": "mie.kernels.cuda",
+    "16": "mie.execution.cuda_graphs mie.execution.step_memory mie.kernels.block_copy",
+    "17": """
+        mie.engine.overlapped_core mie.execution.device_state mie.execution.overlap""",
 }
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,9 @@ def _cases() -> Iterator[tuple[str, Work]]:
             yield f"add_rms_norm_{way}_{rows}", partial(_norm, way, rows)
     for name, shape in DECODES.items():
         yield f"paged_decode/{name}", partial(_decode, *shape)
+    if find_spec("cuda") is not None and find_spec("cuda.core") is not None:
+        for name, shape in DECODES.items():
+            yield f"cuda_decode/{name}", partial(_decode, *shape, in_cuda=True)
     for name, lengths in PREFILLS.items():
         for heads in HEADS:
             yield f"paged_prefill/{name}/{heads}", partial(_prefill, lengths, heads)
@@ -147,12 +151,14 @@ def _norm(way: str, rows: int) -> tuple[list[Callable[[], Any]], int, int]:
 
 
 def _decode(
-    sequences: int, context: int, heads: str, block_size: int
+    sequences: int, context: int, heads: str, block_size: int, in_cuda: bool = False
 ) -> tuple[list[Callable[[], Any]], int, int]:
     import torch
 
+    from mie.kernels.cuda import paged_decode as in_cpp
     from mie.kernels.paged_decode import DecodePlan, paged_decode
 
+    kernel = in_cpp.paged_decode_cuda if in_cuda else paged_decode
     H, G = HEADS[heads]
     caches, tables_RM = _blocks([context] * sequences, G, block_size)
     q_XHD = torch.randn(sequences, H, HEAD, device="cuda", dtype=torch.bfloat16)
@@ -160,8 +166,7 @@ def _decode(
     plan = DecodePlan(sequences, H, G, HEAD, block_size, q_XHD.device, q_XHD.dtype)
     plan.update(lengths_X)
     calls: list[Callable[[], Any]] = [
-        partial(paged_decode, q_XHD, *kv, tables_RM, None, lengths_X, HEAD**-0.5, plan)
-        for kv in caches
+        partial(kernel, q_XHD, *kv, tables_RM, None, lengths_X, HEAD**-0.5, plan) for kv in caches
     ]
     return calls * 4, decode_bytes([context] * sequences, G), 0
 

@@ -6,9 +6,9 @@ when it is imported.
 
 import os
 
-import torch
+from mie.machine import may_have_a_gpu
 
-if not torch.cuda.is_available():
+if not may_have_a_gpu():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from mie.book.plots import bar_style

@@ -36,6 +36,7 @@ SPECS = (  # in the book's order
     "victim_policy",
     "add_rms_norm",
     "paged_decode",
+    "paged_prefill",
 )
 PREFIX = "case_"
 HALVES = " Otherwise: "

@@ -31,9 +31,9 @@ B, D = 4, 16
 
 
 def numbers(*values: Sequence[int]) -> Tensor:
-    """Rows of a table, filled up with -1: no block has that number."""
+    """Rows of a table, filled up with 0."""
     width = max(map(len, values))
-    rows = [[*row, *[-1] * (width - len(row))] for row in values]
+    rows = [[*row, *[0] * (width - len(row))] for row in values]
     return torch.tensor(rows, dtype=torch.int32)
 
 
@@ -63,7 +63,8 @@ def attended(
 
     def head(x: int, h: int) -> list[float]:
         at = [(tables[x][p // B], p % B, h // J) for p in range(lengths[x])]
-        return mix(q[x][h], [k_NBGD[i].tolist() for i in at], [v_NBGD[i].tolist() for i in at], scale)
+        keys, values = ([cache[i].tolist() for i in at] for cache in (k_NBGD, v_NBGD))
+        return mix(q[x][h], keys, values, scale)
 
     return [[head(x, h) for h in range(H)] for x in range(X)]
 

@@ -34,12 +34,13 @@ PagedPrefill = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float],
 class Batch:
     """Sequences of ``lengths`` tokens, the last ``new`` of which are queries, in blocks of ``B``.
 
-    ``k`` and ``v`` are those of each sequence, by position. Blocks are handed out in turn, the last
-    one first, and everything that no sequence has written is ``unwritten``.
+    ``q`` has a row for each of them, and at the end some of nobody; ``k`` and ``v`` are those of
+    each sequence, by position. Blocks are handed out in turn, the last one first, and everything
+    that no sequence has written is ``unwritten``.
     """
 
     new: Sequence[int]
-    q_THD: Tensor
+    q: Tensor
     k: Sequence[Tensor]
     v: Sequence[Tensor]
     B: int
@@ -81,15 +82,15 @@ class Batch:
         lengths = [len(k) for k in self.k]
         kv = kv_2NBGD.to(dtype)
         integers = (torch.tensor(each, dtype=torch.int32) for each in (starts, lengths))
-        return self.q_THD.to(dtype), kv[0], kv[1], tables_SM, *integers, scale
+        return self.q.to(dtype), kv[0], kv[1], tables_SM, *integers, scale
 
     def expected(self, scale: float = 0.3) -> Heads:
         """The definition, one sequence after the other; rows of nobody are 0."""
         rows: Heads = []
         for new, k_LGD, v_LGD in zip(self.new, self.k, self.v, strict=True):
-            q_THD = self.q_THD[len(rows) : len(rows) + new]
+            q_THD = self.q[len(rows) : len(rows) + new]
             rows += attended(q_THD, k_LGD, v_LGD, scale) if new else []
-        return rows + torch.zeros_like(self.q_THD[len(rows) :]).tolist()
+        return rows + torch.zeros_like(self.q[len(rows) :]).tolist()
 
 
 def equal_scores(paged_prefill: PagedPrefill, new: int, length: int) -> Any:
@@ -146,7 +147,7 @@ def case_padding(paged_prefill: PagedPrefill) -> None:
     """Rows behind the last sequence's are of nobody and come out as 0. Otherwise: what they read
     is chance, and where it is NaN a norm or a sum over the batch spreads it."""
     batch = Batch.random([1, 3], [6, 8], padding=5)
-    batch.q_THD[4:] = math.nan
+    batch.q[4:] = math.nan
     what = "paged_prefill of 4 queries and 5 rows of nobody"
     close(paged_prefill(*batch.arguments()), batch.expected(), 1e-5, what)
 

@@ -330,6 +330,19 @@ def paged_decode(
     raise NotImplementedError("follow the table")
 
 
+def paged_prefill(
+    q_THD: Tensor,
+    k_NBGD: Tensor,
+    v_NBGD: Tensor,
+    tables_SM: Tensor,
+    starts_S1: Tensor,
+    lengths_S: Tensor,
+    scale: float,
+) -> Tensor:
+    """``out_THD``: causal attention of S sequences' last tokens, which stand in one row."""
+    raise NotImplementedError("find whose each query is, and what it sees")
+
+
 STUBS: dict[str, Any] = {
     "safetensors_reader": SafetensorsReader,
     "rms_norm": rms_norm,
@@ -344,4 +357,5 @@ STUBS: dict[str, Any] = {
     "victim_policy": victim_policy,
     "add_rms_norm": add_rms_norm,
     "paged_decode": paged_decode,
+    "paged_prefill": paged_prefill,
 }

@@ -1,9 +1,10 @@
 """The fused addition and norm in other ways that are right, and in the ways that it goes wrong."""
 
 import torch
+from torch.nn.functional import rms_norm as torch_rms_norm
+
 from mie.kernels.launch import INTERPRETED, next_power_of_2
 from mie.kernels.rms_norm import add_rms_norm as triton_kernel
-from torch.nn.functional import rms_norm as torch_rms_norm
 
 
 def normed(total, weight, eps, dtype):

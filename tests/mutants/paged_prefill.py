@@ -4,6 +4,7 @@ import bisect
 import math
 
 import torch
+
 from mie.kernels.launch import INTERPRETED
 from mie.kernels.paged_prefill import paged_prefill as triton_kernel
 

@@ -40,10 +40,11 @@ def build(name: str, source: str) -> ctypes.CDLL:
     """``source`` with an entry for the kernel ``name``, such as ``paged_decode<FLOAT16, ...>``."""
     assert COMPILER is not None and INCLUDE in source
     header = Path(__file__).with_name("warp_emulator.h")
-    text = f'#include "{header}"\n{source.replace(INCLUDE, "")}\n{ENTRY.replace("NAME", name)}'
+    source = source.replace(INCLUDE, "").replace("extern __shared__", "extern")
+    text = f'#include "{header}"\n{source}\n{ENTRY.replace("NAME", name)}'
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "kernel.so")
-        command = [COMPILER, "-std=c++17", "-O2", "-w", "-shared", "-fPIC"]
+        command = [COMPILER, "-std=c++17", "-O0", "-w", "-shared", "-fPIC"]
         command += ["-U_FORTIFY_SOURCE", "-x", "c++", "-", "-o", str(library)]
         subprocess.run(command, input=text, text=True, check=True)
         return ctypes.CDLL(str(library))
@@ -61,6 +62,8 @@ class EmulatedKernel:
         run = self.library.run
         run.argtypes = [ctypes.c_int] * 3 + ARGUMENTS
         run(*grid, threads, *arguments)
+        failure = ctypes.c_char_p.in_dll(self.library, "failure").value
+        assert failure is None, failure.decode()
         EmulatedKernel.copied_bytes = self.counter("copied_bytes")
         EmulatedKernel.extra_cycles = self.counter("extra_cycles")
 

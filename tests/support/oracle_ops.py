@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from mie.kernels.block_copy import copy_blocks_torch
 from mie.kernels.inputs import decode_inputs_torch, step_inputs_torch, write_state_torch
 from mie.kernels.paged_decode import paged_decode_torch
@@ -21,8 +23,6 @@ from mie.kernels.skinny_linear import (
     norm_linear_torch,
 )
 from mie.kernels.swiglu import swiglu_torch
-from torch import Tensor
-
 from mie.ops.fast import FastOps
 
 

@@ -201,6 +201,7 @@ class TakesOutputForPrompt(Scheduler):
     def _preempt(self, victim: Sequence) -> None:
         super()._preempt(victim)
         victim.request = replace(victim.request, prompt=tuple(victim.token_ids))
+        victim.num_prompt_tokens = len(victim.token_ids)
 
 
 class LosesOutput(Scheduler):

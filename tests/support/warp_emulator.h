@@ -1,11 +1,12 @@
-// A multiprocessor on the CPU: enough of CUDA to run kernels/cuda/paged_decode.cu, a lane at a time.
+// A multiprocessor on the CPU: enough of CUDA to run kernels/cuda/paged_decode.cu, lane by lane.
 //
-// Invariant: nothing is kinder than a GPU. A copy into shared memory happens as late as it may, when
-// its lane waits for it. Shared memory holds NaN before a thread block starts. A lane runs on until
-// it needs the others, so what one does without waiting for them is done before they begin.
+// Invariant: nothing is kinder than a GPU. A copy into shared memory happens as late as it may:
+// when its lane waits for it. Shared memory holds NaN before a thread block starts. A lane runs on
+// until it needs the others, so what it does without waiting for them is done before they begin. A
+// copy that nobody waits for, a bad address, and threads that wait for ever end a launch.
 //
-// Lanes are coroutines of one thread, switched where they wait for each other. Thread blocks run one
-// after another, the last one first. A kernel is included behind this file, without its
+// Lanes are coroutines of one thread, switched where they wait for each other. Thread blocks run
+// one after another, the last one first. A kernel is included behind this file, without its
 // instructions.cuh, whose functions are these.
 //
 // It also counts what a CPU does not feel: cycles that ldmatrix loses to bank conflicts.
@@ -15,7 +16,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -24,7 +24,7 @@
 #define __device__
 #define __global__
 #define __launch_bounds__(threads)
-#define __shared__ thread_local  // one thread of the CPU runs all lanes
+#define __shared__ static
 
 struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
@@ -36,10 +36,11 @@ constexpr unsigned ALL = 0xffffffff;
 enum Type { FLOAT16, BFLOAT16 };
 using Half = unsigned short;
 
-thread_local uint4 shared[MOST_SHARED / 16];  // what a kernel declares as extern
+uint4 shared[MOST_SHARED / 16];  // what a kernel declares as extern
 static Index blockIdx, gridDim;
 extern "C" {
 long long copied_bytes, extra_cycles;  // of the last launch
+const char* failure;                   // what a GPU would not have forgiven, or null
 }
 
 // Lanes that wait for each other ------------------------------------------------------------------
@@ -67,8 +68,8 @@ struct ThreadIndex { operator int() const { return current; } };
 static struct { ThreadIndex x; } threadIdx;
 
 [[noreturn]] static void fail(const char* what) {
-  std::fprintf(stderr, "emulated kernel: %s (block %u, %u, thread %d)\n", what, blockIdx.x,
-               blockIdx.y, current);
+  failure = what;
+  setcontext(&outside);
   std::abort();
 }
 
@@ -223,7 +224,9 @@ static Half rounded(float single) {
   return std::isnan(single) ? 0x7fff : (wide + 0x7fff + (wide >> 16 & 1)) >> 16;
 }
 template <Type TYPE>
-static unsigned pack(float low, float high) { return pair(rounded<TYPE>(low), rounded<TYPE>(high)); }
+static unsigned pack(float low, float high) {
+  return pair(rounded<TYPE>(low), rounded<TYPE>(high));
+}
 
 template <Type TYPE>
 static void multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
@@ -247,10 +250,10 @@ static void multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsig
 
 // A launch ----------------------------------------------------------------------------------------
 
-static void launch(int grid_x, int grid_y, int block, void (*kernel)(void*), void* kernel_arguments) {
-  num_threads = block, body = kernel, arguments = kernel_arguments;
+static void launch(int grid_x, int grid_y, int block, void (*kernel)(void*), void* given) {
+  num_threads = block, body = kernel, arguments = given;
   gridDim = {static_cast<unsigned>(grid_x), static_cast<unsigned>(grid_y)};
-  copied_bytes = extra_cycles = 0;
+  copied_bytes = extra_cycles = 0, failure = nullptr;
   for (int at = grid_x * grid_y - 1; at >= 0; at--) {
     blockIdx = {static_cast<unsigned>(at % grid_x), static_cast<unsigned>(at / grid_x)};
     std::memset(shared, 0xff, sizeof shared);
@@ -271,6 +274,7 @@ static void launch(int grid_x, int grid_y, int block, void (*kernel)(void*), voi
     }
     for (int t = 0; t < block; t++)
       for (const auto& group : threads[t].groups)
-        if (!group.empty()) fail("a copy that nobody waited for");
+        if (!group.empty()) failure = "a copy that nobody waited for";
+    if (failure) return;
   }
 }

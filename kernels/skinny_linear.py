@@ -267,7 +267,10 @@ def _launch(
     early = begins_early(x_TK.device)
     out_TN = torch.empty(T, N, dtype=x_TK.dtype, device=x_TK.device)
     if residual_TN is not None and (residual_TN.shape != (T, N) or not residual_TN.is_contiguous()):
-        raise ValueError(f"residual is {tuple(residual_TN.shape)}, the product {(T, N)}")
+        shape, strides = tuple(residual_TN.shape), residual_TN.stride()
+        raise ValueError(f"residual is {shape} with strides {strides}, not contiguous {(T, N)}")
+    if bias_N is not None and (bias_N.shape != (N,) or not bias_N.is_contiguous()):
+        raise ValueError(f"bias is {tuple(bias_N.shape)}, the product {(T, N)}")
     _skinny_kernel[(T, cdiv(N, config.rows))](
         x_TK,
         norm_K,
@@ -290,6 +293,8 @@ def _launch(
 
 def _check(x_TK: Tensor, norm_K: Tensor | None, weight_NK: Tensor) -> tuple[int, int, int]:
     (T, K), (N, columns) = x_TK.shape, weight_NK.shape
+    if x_TK.dtype != weight_NK.dtype:
+        raise ValueError(f"x is {x_TK.dtype}, the weight {weight_NK.dtype}")
     if columns != K:
         raise ValueError(f"x has {K} columns, the weight {columns}")
     if norm_K is not None and norm_K.shape != (K,):

@@ -81,6 +81,10 @@ class EngineConfig:
         _one_of("policy", self.policy, QUEUES)
         _one_of("kernels", self.kernels, KERNELS)
         _at_least("block_size", self.block_size, 1)
+        if self.kernels == "triton" and not self.fast_ops:
+            raise ConfigError("kernels is 'triton' and fast_ops False: give one of them")
+        if self.kernels == "triton" and self.block_size & (self.block_size - 1):
+            raise ConfigError(f"kernels is 'triton': block_size {self.block_size} is no power of 2")
         _at_least("num_blocks", self.num_blocks, 2, "one of them is scratch")
         _at_least("num_host_blocks", self.num_host_blocks, 0)
         _at_least("trace_steps", self.trace_steps, 0)

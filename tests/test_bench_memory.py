@@ -98,7 +98,9 @@ def test_only_the_method_with_a_promised_sequence_is_called():
     assert {name for source in sources for name in re.findall(r"\brng\.(\w+)", source)} == {
         "random"
     }
-    assert not any(re.search(r"import math\b|from math\b|import random\b|numpy", s) for s in sources)
+    assert not any(
+        re.search(r"import math\b|from math\b|import random\b|numpy", s) for s in sources
+    )
 
 
 def test_the_first_draws_are_those_of_any_python():

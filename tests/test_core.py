@@ -194,6 +194,8 @@ def test_the_engine_goes_on_after_a_policy_that_broke():
         "scheduler._forks",
         "scheduler._reap",
         "scheduler.memory.prefix_cache.insert",
+        "scheduler.memory.copies.take",
+        "scheduler.memory.host.take",
         "scheduler.memory.launched",
     ],
 )

@@ -258,3 +258,33 @@ def test_a_runner_that_was_closed_still_works():
     harness.runner.close()
     harness.drain()
     assert is_right(harness) == 0 and not harness.runner.graphs.graphs
+
+
+def test_a_temperature_beyond_float32_harms_nobody():
+    """It is legal, and draws are even then; others in its step are not touched."""
+    harness = device_engine(2)
+    harness.ask("hot", 4, 5, temperature=1e300, seed=1)
+    harness.ask("other", 5, 6)
+    harness.drain()
+    assert len(harness.answer("hot")) == 5
+    assert count_near_ties(harness.requests["other"], 0, harness.answer("other")) == 0
+
+
+def test_when_all_have_ended_nothing_stays_out():
+    """S35: after the last answer every block is free, though a step was ahead of its end."""
+    harness = device_engine(2)
+    harness.ask("r", 5, 20, eos_ids=frozenset(range(31)))
+    while not harness.ends:
+        harness.step()
+    assert not harness.core.has_work
+    harness.is_empty()
+
+
+def test_whoever_gives_up_leaves_nothing_behind():
+    harness = device_engine(2)
+    harness.ask("r", 5, 20)
+    for _ in range(3):
+        harness.step()
+    harness.abort("r")
+    harness.core.settle()
+    assert harness.memory.pool.num_used == 0

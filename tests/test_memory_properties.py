@@ -269,7 +269,7 @@ def test_no_trace_finds_a_difference(machine, short, long):
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=operations // 30,  # of 50 steps; some of them find nothing to do
+            max_examples=operations // 25,  # of 50 steps; some of them find nothing to do
             stateful_step_count=50,
             suppress_health_check=list(HealthCheck),
         ),

@@ -140,3 +140,23 @@ def test_swap_moves_all_bytes_of_a_block_and_no_others():
     assert cache.kv_L2NBGD[:, :, [0, 2, 3, 5]].isnan().all()
     space.move_out([])
     space.move_in([])
+
+
+def test_what_has_not_come_in_yet_is_still_here():
+    """A plan broke off after somebody came in; it is thrown out again before a step moved it."""
+    host = HostPool(4)
+    blocks = host.swap_out([7, 8])
+    host.take()
+    host.launched()
+    host.swap_in(blocks, [3, 5])
+    host.launched()  # of a step that has taken nothing
+    assert host.num_free == 2, "nobody may write there before it was read"
+    assert host.swap_out([3, 5]) == blocks and host.waiting == ((), ())
+    host.check([blocks])
+
+
+def test_what_nobody_waits_for_does_not_come_in():
+    host = HostPool(4)
+    host.swap_in(host.swap_out([7, 8]), [3, 5])
+    host.cancel([3, 5])
+    assert host.waiting[1] == () and host.num_free == 4

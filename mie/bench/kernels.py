@@ -115,7 +115,7 @@ def _cases() -> Iterator[tuple[str, Work]]:
             yield f"add_rms_norm_{way}_{rows}", partial(_norm, way, rows)
     for name, shape in DECODES.items():
         yield f"paged_decode/{name}", partial(_decode, *shape)
-    if find_spec("cuda") is not None and find_spec("cuda.core") is not None:
+    if all(find_spec(name) for name in ("cuda", "cuda.core", "cuda.bindings")):
         for name, shape in DECODES.items():
             yield f"cuda_decode/{name}", partial(_decode, *shape, in_cuda=True)
     for name, lengths in PREFILLS.items():

@@ -26,6 +26,7 @@ from mie.ops.fast import FastOps, adapted_paged_decode, adapted_paged_prefill, t
 from mie.scheduling.trace import Trace
 
 MEMORY_PARTS = ("block_pool", "block_table", "prefix_cache")
+MOST_SEQUENCES, LARGEST_GROUP = 1024, 16  # that the decode kernel takes
 FAST_PARTS = ("add_rms_norm", "paged_decode", "paged_prefill")  # of the fast step alone
 ENGINE_PARTS = (*MEMORY_PARTS, "scheduler", "queue", "victim_policy", *FAST_PARTS)
 
@@ -59,7 +60,7 @@ def assemble(
     }
     limits = config.limits(decoder.config.max_position_embeddings)
     ops = fast_ops(decoder, config, parts or {})
-    step_bytes = 0 if ops is None else step_memory(decoder, ops, limits)
+    step_bytes = 0 if ops is None else step_memory(decoder, ops, limits, config.cuda_graphs)
     shape = decoder.config, decoder.dtype, decoder.device
     num_blocks = choose_num_blocks(*shape, config, step_bytes)
     num_host_blocks = 0
@@ -105,6 +106,11 @@ def fast_ops(decoder: Decoder, config: EngineConfig, parts: Mapping[str, Any]) -
         obstacles.append("fast_ops is False")
     if config.block_size & (config.block_size - 1):
         obstacles.append(f"block_size {config.block_size} is no power of 2")
+    if config.max_num_seqs > MOST_SEQUENCES:
+        obstacles.append(f"max_num_seqs {config.max_num_seqs} is above {MOST_SEQUENCES}")
+    group = decoder.config.num_heads // decoder.config.num_kv_heads
+    if group > LARGEST_GROUP:
+        obstacles.append(f"{group} query heads share K and V, more than {LARGEST_GROUP}")
     if find_spec("triton") is None:
         obstacles.append("Triton is not installed")
     elif decoder.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":

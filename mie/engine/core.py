@@ -56,6 +56,10 @@ class EngineCore:
         """End a request in whatever state it is. Twice, too late or unknown: nothing happens."""
         self.scheduler.abort(request_id)
 
+    def settle(self) -> list[SequenceOutput]:
+        """Take in what is out and nobody waits for. Here nothing is out between two steps."""
+        return []
+
     def step(self) -> list[SequenceOutput]:
         """One step for all sequences that run. Empty-handed only where nobody waits for anything.
 

@@ -281,6 +281,7 @@ class LLM:
         for request in requests:
             self._inboxes.pop(request.request_id, None)
             self.engine.core.abort(request.request_id)
+        self.engine.core.settle()
 
 
 def _for_each(

@@ -64,6 +64,7 @@ class OverlappedCore(EngineCore):
         self.launch = launch
         self.depth = depth
         self._flights: deque[Flight] = deque()
+        self._landed = 0.0  # when the last step came back
 
     def step(self) -> list[SequenceOutput]:
         """Launch what can be launched, then take in the oldest step. As ``EngineCore.step``."""
@@ -79,7 +80,14 @@ class OverlappedCore(EngineCore):
         except BaseException:
             self._lose_all(plan)
             raise
-        return self._land()
+        return self._land() + self.settle()
+
+    def settle(self) -> list[SequenceOutput]:
+        """Take in what is out and nobody waits for: all of its sequences have ended."""
+        outputs: list[SequenceOutput] = []
+        while self._flights and self.scheduler.has_only_ended:
+            outputs += self._land()
+        return outputs
 
     def _begin(self, plan: StepPlan) -> Flight:
         began = time.perf_counter()
@@ -102,9 +110,11 @@ class OverlappedCore(EngineCore):
         self._close(outputs)
         idle = not (plan.scheduled or plan.preempted or outputs or self._flights)
         assert not (idle and self.has_work), f"{plan} did nothing, and somebody waits"
-        run = ran - times.start - times.schedule
+        began = max(times.start + times.schedule, self._landed)  # behind the step before
+        self._landed = ran
         update = time.perf_counter() - ran
-        self.trace.end(record, outputs, StepTimes(times.start, times.schedule, run, update))
+        start, run = began - times.schedule, ran - began
+        self.trace.end(record, outputs, StepTimes(start, times.schedule, run, update))
         return outputs
 
     def _lose_all(self, plan: StepPlan) -> None:

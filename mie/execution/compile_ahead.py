@@ -1,8 +1,8 @@
 """All kernels of an engine compiled side by side, before the first of them is needed.
 
-Invariant: what is called here changes nothing: rows are padding, slots negative, contexts empty.
-And it is called with the shapes and dtypes of real steps, since that is what a kernel is compiled
-for.
+Invariant: on a runner that has not run, what is called here changes nothing: rows are padding,
+slots negative, contexts empty. And it is called with the shapes and dtypes of real steps, since
+that is what a kernel is compiled for.
 
 A kernel is compiled when it is first called, a second or half of one each; one after another that
 is most of an engine's start. The compiler is not Python, so threads compile at the same time.
@@ -53,7 +53,9 @@ def every_kernel(runner: DeviceRunner) -> Iterator[Callable[[], object]]:
 
 def _attention(runner: DeviceRunner) -> Iterator[Callable[[], object]]:
     most = runner.limits.max_num_seqs
-    for max_new in (runner.limits.token_budget, 1, 8):
+    config = runner.decoder.config
+    a_tile = max(2, 64 * config.num_kv_heads // config.num_heads)  # of 64 rows
+    for max_new in (runner.limits.token_budget, 1, a_tile):
         yield partial(_prefill, runner, max_new)
     yield partial(_decode, runner, runner.plan_of_few, min(FEW, most))
     yield partial(_decode, runner, runner.plan, most)
@@ -91,7 +93,7 @@ def _decode(runner: DeviceRunner, plan: Any, size: int) -> None:
 
 
 def _products(runner: DeviceRunner) -> Iterator[Callable[[], object]]:
-    """Those of a few tokens, and the choice of a token, which depends on how many there are."""
+    """Those of a few tokens, and the choice of a token."""
     ops, decoder = runner.ops, runner.decoder
     layer, eps = runner.forward.layers[0], decoder.config.rms_norm_eps
     qkv, output, mlp = layer.attention.qkv, layer.attention.output, layer.mlp
@@ -103,9 +105,7 @@ def _products(runner: DeviceRunner) -> Iterator[Callable[[], object]]:
         for weight in (output.weight, mlp.down.weight):
             wide = _zeros(runner, MOST_ROWS, weight.shape[1])
             yield partial(ops.linear_residual, wide, weight, x_TE)
-    for size in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-        if size <= runner.limits.max_num_seqs:
-            yield partial(_sample, runner, size)
+    yield partial(_sample, runner, 1)
 
 
 def _sample(runner: DeviceRunner, size: int) -> None:
@@ -137,6 +137,8 @@ def _rest(runner: DeviceRunner) -> Iterator[Callable[[], object]]:
         yield partial(_step_inputs, runner, max_new)
     writes_3U = torch.zeros(3, 1, dtype=torch.int32, device=x_TE.device)  # what stands there
     yield partial(ops.write_state, runner.state_RC, writes_3U)
+    scratch = torch.zeros(4, dtype=torch.int32, device=x_TE.device)
+    yield partial(ops.copy_blocks, runner.cache.kv_L2NBGD, scratch, scratch)
 
 
 def _step_inputs(runner: DeviceRunner, max_new: int) -> None:

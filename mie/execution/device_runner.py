@@ -2,7 +2,7 @@
 
 Invariant: a launch waits for nothing that the device computes, and the device for nothing that the
 host will say: what a step needs of the step before it is in the device's own table. Steps run in
-the order in which they are launched.
+the order in which they are launched. Only blocks that move to the host or back are waited for.
 
     launch(plan)    tell the device what differs  ──►  writes, rows
                     blocks move                        out, copies, in
@@ -202,6 +202,7 @@ class DeviceRunner:
     def capture(self) -> None:
         """Compile all kernels, then record decode steps. All rows in them are padding."""
         compile_ahead(self)
+        self.state.forget()
         self.rows_X.fill_(PADDING)
         self.rows = []
         with torch.inference_mode():
@@ -264,7 +265,8 @@ class DeviceRunner:
 
     def _tokens(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Room for tokens, positions and slots; what is not written is padding: slot -1."""
-        tokens_3T = torch.zeros(3, count, dtype=torch.int64, device=self.decoder.device)
+        shape = 3, count + count % 2  # each begins at an address that 16 divides
+        tokens_3T = torch.zeros(shape, dtype=torch.int64, device=self.decoder.device)[:, :count]
         tokens_3T[2].fill_(PADDING)
         return tokens_3T[0], tokens_3T[1], tokens_3T[2]
 

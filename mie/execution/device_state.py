@@ -23,6 +23,7 @@ from mie.sampling_params import Draw, mix
 from mie.scheduling.plan import PENDING, ScheduledSequence
 
 LENGTH, TOKEN, TEMPERATURE, KEY, TABLE = 0, 1, 2, 3, 8  # as in mie.kernels.inputs
+LARGEST = 3e38  # that a float32 holds
 PADDING = -1  # in place of a row, or of a slot: nobody's
 UNKNOWN = -1
 
@@ -137,6 +138,7 @@ class DeviceState:
 def draw_words(draw: Draw) -> tuple[int, int, int]:
     """Temperature and key of a draw as three int32: the bits of the one, low and high word of the
     other. What depends on the position is added on the device."""
-    (temperature,) = struct.unpack("<i", struct.pack("<f", draw.temperature))
+    temperature_32 = struct.pack("<f", min(draw.temperature, LARGEST))  # beyond it, all are alike
+    (temperature,) = struct.unpack("<i", temperature_32)
     low, high = struct.unpack("<ii", struct.pack("<q", mix(draw.seed, draw.index)))
     return temperature, low, high

@@ -21,27 +21,37 @@ class Uploads:
     """int32 numbers to the device: ``send`` returns them there, until the next ``send``."""
 
     def __init__(self, capacity: int, device: torch.device, buffers: int) -> None:
-        pinned = device.type == "cuda"
+        self._device = device
+        self._done = [_Event(device) for _ in range(buffers)]
+        self._next = 0
+        self._make_room(capacity)
+
+    def _make_room(self, capacity: int) -> None:
+        """At the start; and for a step beyond all limits, as the wave of a static batch can be."""
+        for done in self._done:
+            done.wait()
+        pinned, buffers = self._device.type == "cuda", len(self._done)
         self.capacity = capacity
-        self._device_C = torch.empty(capacity, dtype=torch.int32, device=device)
+        self._device_C = torch.empty(capacity, dtype=torch.int32, device=self._device)
         self._host = [
             torch.empty(capacity, dtype=torch.int32, pin_memory=pinned) for _ in range(buffers)
         ]
         self._arrays = [buffer.numpy() for buffer in self._host]
-        self._done = [_Event(device) for _ in range(buffers)]
-        self._next = 0
 
     def send(self, parts: Sequence[Sequence[int] | np.ndarray]) -> list[Tensor]:
-        """Each part on the device. They begin at even places: two of them can be read as int64."""
+        """Each part on the device, at an address that 16 divides: kernels are compiled for such
+        addresses, and two numbers can be read as one int64."""
+        needed = sum(len(part) + -len(part) % 4 for part in parts)
+        if needed > self.capacity:
+            self._make_room(needed)
         at, self._next = self._next, (self._next + 1) % len(self._host)
         self._done[at].wait()
         array, places, end = self._arrays[at], [], 0
         for part in parts:
             begin, end = end, end + len(part)
-            assert end <= self.capacity, f"{end} numbers in a buffer of {self.capacity}"
             array[begin:end] = part
             places.append((begin, end))
-            end += end % 2
+            end += -end % 4
         self._device_C[:end].copy_(self._host[at][:end], non_blocking=True)
         self._done[at].record()
         return [self._device_C[begin:end] for begin, end in places]

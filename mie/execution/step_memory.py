@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mie.errors import ConfigError
 from mie.execution.fused_forward import FusedForward
 from mie.execution.kv_cache import PagedKVCache
 from mie.model.decoder import Decoder
@@ -19,8 +20,9 @@ SPARE = 1.1  # the allocator's blocks are larger than what lies in them
 GRAPHS_BYTES = 512 << 20  # recorded steps: what they hold beside the memory that they share
 
 
-def step_memory(decoder: Decoder, ops: FastOps, limits: Limits) -> int:
-    """Bytes that the largest step needs; 0 on a CPU, where memory is handed over when written."""
+def step_memory(decoder: Decoder, ops: FastOps, limits: Limits, graphs: bool) -> int:
+    """Bytes that the largest step needs, with ``graphs`` recorded steps as well; 0 on a CPU, where
+    memory is handed over when written. Raises ConfigError if the step does not fit."""
     device = decoder.device
     if device.type != "cuda":
         return 0
@@ -28,11 +30,19 @@ def step_memory(decoder: Decoder, ops: FastOps, limits: Limits) -> int:
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    _one_step(decoder, ops, T, S)
+    try:
+        _one_step(decoder, ops, T, S)
+    except torch.OutOfMemoryError as error:
+        free, _ = torch.cuda.mem_get_info(device)
+        raise ConfigError(
+            f"a step of {T} tokens does not fit beside the weights: {device} has {free:,} bytes "
+            "left; a smaller token_budget needs less"
+        ) from error
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
-    return int(peak * SPARE) + GRAPHS_BYTES
+    recorded = S * decoder.config.vocab_size * 4 + GRAPHS_BYTES  # logits, and all else
+    return int(peak * SPARE) + (recorded if graphs else 0)
 
 
 @torch.inference_mode()

@@ -59,6 +59,11 @@ class BlockManager:
         """
         return self.host.swap_out([self.copies.holder(block) for block in table.blocks])
 
+    def release(self, table: BlockTable) -> None:
+        """``table`` gives everything back, what is still to come from the host as well."""
+        self.host.cancel(table.blocks)
+        table.release()
+
     def launched(self) -> None:
         """The planned step has been launched, or never will be."""
         self.copies.launched()

@@ -54,9 +54,15 @@ class HostPool:
     def swap_out(self, blocks: Sequence[int]) -> list[int] | None:
         """Host blocks for the content of the device's ``blocks``, in their order; None, and nothing
         has changed, if there are too few. The caller may give the device blocks back at once: they
-        are read before anything is written into them."""
-        coming = {move.device for move in self._ins}
-        assert not coming & {*blocks}, f"{blocks}: their content is still on its way in"
+        are read before anything is written into them.
+
+        What has not come in yet is still here, and stays.
+        """
+        here = {move.device: move.host for move in self._ins}
+        if blocks and all(block in here for block in blocks):
+            self._ins = [move for move in self._ins if move.device not in {*blocks}]
+            return [here[block] for block in blocks]
+        assert not here.keys() & {*blocks}, f"{blocks}: some of it is still on its way in"
         if len(blocks) > len(self._free):
             return None
         taken = [self._free.pop() for _ in blocks]
@@ -67,7 +73,18 @@ class HostPool:
         """The content of ``host_blocks`` moves to the device's ``blocks``, in their order."""
         assert len(host_blocks) == len(blocks), f"{host_blocks} to {blocks}"
         self._ins += map(SwapIn, host_blocks, blocks)
-        self._leaving += host_blocks
+
+    def cancel(self, blocks: Sequence[int]) -> None:
+        """Nobody wants the content of the device's ``blocks`` any longer that no step has taken."""
+        if self._ins:
+            gone = {*blocks}
+            self._free += [move.host for move in self._ins if move.device in gone]
+            self._ins = [move for move in self._ins if move.device not in gone]
+
+    @property
+    def waiting(self) -> tuple[tuple[SwapOut, ...], tuple[SwapIn, ...]]:
+        """What ``take`` would return."""
+        return tuple(self._outs), tuple(self._ins)
 
     def drop(self, host_blocks: Sequence[int]) -> None:
         """Nobody will come back for ``host_blocks``; they may be on their way here still."""
@@ -77,8 +94,9 @@ class HostPool:
 
     def take(self) -> tuple[tuple[SwapOut, ...], tuple[SwapIn, ...]]:
         """The moves for the step that is planned now: all out first, then all in."""
-        outs, ins = tuple(self._outs), tuple(self._ins)
+        outs, ins = self.waiting
         self._outs, self._ins = [], []
+        self._leaving += [move.host for move in ins]
         return outs, ins
 
     def launched(self) -> None:
@@ -89,5 +107,6 @@ class HostPool:
     def check(self, owners: Sequence[Sequence[int]]) -> None:
         """Prove that every host block is free, leaving, or one sequence's. For tests."""
         used = [block for blocks in owners for block in blocks]
+        used += [move.host for move in self._ins]
         everything = sorted([*self._free, *self._leaving, *used])
         assert everything == list(range(self.num_blocks)), (self._free, self._leaving, used)

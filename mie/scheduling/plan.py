@@ -26,7 +26,7 @@ PENDING = -1  # in place of a token that a step in flight chooses: only the devi
 
 
 class StepsInFlightError(Exception):
-    """Nothing can be planned before the steps in flight have come back. Nothing has changed."""
+    """Nothing can be planned before the steps in flight have come back, and nothing is."""
 
 
 class ScheduledSequence(NamedTuple):

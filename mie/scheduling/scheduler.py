@@ -99,6 +99,11 @@ class Scheduler:
             self._reap()
 
     @property
+    def has_only_ended(self) -> bool:
+        """Whether nobody waits for what the steps in flight bring."""
+        return not len(self.waiting) and all(s.finish_reason is not None for s in self.running)
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would compute something or has something to report."""
         return bool(self.running or len(self.waiting) or self._outputs)
@@ -108,8 +113,8 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """The plan of the next step. ``update`` or ``failed`` must follow.
 
-        Raises StepsInFlightError, with nothing changed, where the steps in flight have to come back
-        first: nobody is thrown out while the device still works for somebody.
+        Raises StepsInFlightError, with nothing planned, where the steps in flight have to come back
+        first: nobody is thrown out while the device still works for somebody. Who came in stays.
         """
         self._begin_step()
         self._grow_running()
@@ -166,7 +171,6 @@ class Scheduler:
         if len(self._in_flight) >= self.max_in_flight:  # nobody has brought it back
             self.failed(self._in_flight[0][0])
         self._undo_planned()
-        self.memory.launched()  # what was planned before is on its way
         self._reap()
         self._busy = True
         self._budget = self.limits.token_budget
@@ -174,6 +178,7 @@ class Scheduler:
 
     def _undo_planned(self) -> None:
         """A plan broke off in the making, and nobody runs it."""
+        self.memory.launched()  # what earlier plans have taken is on its way
         for sequence in self._planned:
             if sequence.table is not None:
                 sequence.table.truncate(sequence.num_computed)
@@ -312,7 +317,7 @@ class Scheduler:
     def _send_back(self, sequence: Sequence) -> None:
         """From the running to the waiting, without K and V."""
         self.running.remove(sequence)
-        _table(sequence).release()
+        self.memory.release(_table(sequence))
         sequence.table, sequence.num_computed = None, 0
         self.waiting.add(sequence)
         if sequence.finish_reason is not None:
@@ -329,12 +334,12 @@ class Scheduler:
         if not self._planned:
             self._wait_for_steps()
         self._num_steps += 1
-        outs, ins = self.memory.host.take()
+        outs, ins = self.memory.host.waiting
         plan = StepPlan(
             number=self._num_steps,
             token_budget=self.limits.token_budget if token_budget is None else token_budget,
             scheduled=tuple([planned(s, count) for s, count in self._planned.items()]),
-            copies=tuple(self.memory.copies.take()),
+            copies=tuple(self.memory.copies.waiting),
             swap_out=outs,
             swap_in=ins,
             preempted=tuple([sequence.name for sequence in self._preempted]),
@@ -342,6 +347,8 @@ class Scheduler:
             num_cached_tokens=self._num_found,
         )
         self._in_flight.append((plan, tuple(self._planned)))
+        self.memory.copies.take()
+        self.memory.host.take()
         for scheduled, sequence in zip(plan.scheduled, self._planned, strict=True):
             sequence.num_computed = scheduled.num_tokens
             sequence.num_in_flight += 1
@@ -386,7 +393,7 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        _table(sequence).release()
+        self.memory.release(_table(sequence))
         sequence.table = None
         self._forget(sequence)
 

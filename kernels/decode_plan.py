@@ -209,6 +209,28 @@ class DecodePlan:
         """No lengths of so many sequences make more items: each is rounded up by less than one."""
         return num_sequences + self.splits
 
+    def check(
+        self, q_XHD: Tensor, k_NBGD: Tensor, v_NBGD: Tensor, tables_RM: Tensor, lengths_X: Tensor
+    ) -> None:
+        """Raise ``ValueError`` where a kernel's arguments do not fit each other, or this plan."""
+        (X, H, D), (_, B, G, _) = q_XHD.shape, k_NBGD.shape
+        planned = (self.num_heads, self.num_kv_heads, self.head_dim, self.block_size)
+        if planned != (H, G, D, B):
+            raise ValueError(f"heads, K/V heads, size, block are {(H, G, D, B)}, planned {planned}")
+        if q_XHD.dtype != self.dtype or not q_XHD.dtype == k_NBGD.dtype == v_NBGD.dtype:
+            raise ValueError(f"q is {q_XHD.dtype}, K {k_NBGD.dtype}, planned {self.dtype}")
+        if self.planned is None or self.planned.data_ptr() != lengths_X.data_ptr():
+            raise ValueError(
+                "the plan was made for other lengths: call plan.update(lengths_X) first"
+            )
+        if len(self.planned) != X:
+            raise ValueError(f"{X} queries, and a plan of {len(self.planned)} sequences")
+        if k_NBGD.stride() != v_NBGD.stride():
+            raise ValueError(f"K has strides {k_NBGD.stride()}, V {v_NBGD.stride()}")
+        strides = (q_XHD.stride(2), k_NBGD.stride(3), tables_RM.stride(1))
+        if strides != (1, 1, 1):
+            raise ValueError(f"the last dimension of q, K, tables has strides {strides}, not 1")
+
     def update(self, lengths_X: Tensor) -> None:
         """Divide contexts of ``lengths_X`` tokens, int32 and contiguous: one launch."""
         X = len(lengths_X)

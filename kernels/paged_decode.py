@@ -259,20 +259,7 @@ def paged_decode(
     """
     X, H, D = q_XHD.shape
     _, B, G, _ = k_NBGD.shape
-    planned = (plan.num_heads, plan.num_kv_heads, plan.head_dim, plan.block_size)
-    if planned != (H, G, D, B):
-        raise ValueError(f"heads, K/V heads, size, block are {(H, G, D, B)}, planned {planned}")
-    if q_XHD.dtype != plan.dtype or not q_XHD.dtype == k_NBGD.dtype == v_NBGD.dtype:
-        raise ValueError(f"q is {q_XHD.dtype}, K {k_NBGD.dtype}, planned {plan.dtype}")
-    if plan.planned is None or plan.planned.data_ptr() != lengths_X.data_ptr():
-        raise ValueError("the plan was made for other lengths: call plan.update(lengths_X) first")
-    if len(plan.planned) != X:
-        raise ValueError(f"{X} queries, and a plan of {len(plan.planned)} sequences")
-    if k_NBGD.stride() != v_NBGD.stride():
-        raise ValueError(f"K has strides {k_NBGD.stride()}, V {v_NBGD.stride()}")
-    strides = (q_XHD.stride(2), k_NBGD.stride(3), tables_RM.stride(1))
-    if strides != (1, 1, 1):
-        raise ValueError(f"the last dimension of q, K, tables has strides {strides}, not 1")
+    plan.check(q_XHD, k_NBGD, v_NBGD, tables_RM, lengths_X)
     config = plan.config
     out_XHD = torch.empty((X, H, D), dtype=q_XHD.dtype, device=q_XHD.device)
     J, DP = H // G, max(16, next_power_of_2(D))

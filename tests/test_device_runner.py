@@ -17,9 +17,13 @@ from kernel_data import DEVICE
 from schedules import CASES, Case
 from tiny_decoder import count_near_ties
 
+from mie.engine.assemble import LARGEST_GROUP, MOST_SEQUENCES
+from mie.execution import device_state
 from mie.execution.compile_ahead import every_kernel
 from mie.execution.cuda_graphs import DecodeGraphs, batch_sizes
 from mie.execution.device_state import LENGTH, TABLE, TOKEN, DeviceState, draw_words
+from mie.execution.skinny_forward import FEW
+from mie.kernels import decode_plan, inputs
 from mie.memory.manager import BlockManager
 from mie.memory.prefix_cache import NoPrefixCache
 from mie.ops.fast import triton_ops
@@ -184,6 +188,16 @@ def test_a_row_is_told_what_differs_and_nothing_else():
     assert sorted(state.take_writes()) == [(row, LENGTH, 2), (row, TOKEN, 8)]
 
 
+def test_what_stands_in_two_places_is_the_same():
+    """Where Triton is missing, the engine cannot ask its kernels for their numbers."""
+    names = ("LENGTH", "TOKEN", "TEMPERATURE", "KEY", "TABLE", "PADDING")
+    assert [getattr(device_state, n) for n in names] == [getattr(inputs, n) for n in names]
+    assert PENDING == inputs.FROM_STATE
+    assert (MOST_SEQUENCES, LARGEST_GROUP) == (decode_plan.MAX_SEQUENCES, decode_plan.MAX_GROUP)
+    few, more = (decode_plan.decode_config(16, 8, 128, torch.bfloat16, n) for n in (FEW, FEW + 1))
+    assert few != more
+
+
 def test_a_pending_token_must_be_on_the_device():
     state = DeviceState(4, 2)
     state.step([part(1, 5, 0, (7,), draws=())])  # nothing was chosen
@@ -276,6 +290,7 @@ def test_when_all_have_ended_nothing_stays_out():
     harness.ask("r", 5, 20, eos_ids=frozenset(range(31)))
     while not harness.ends:
         harness.step()
+    assert harness.core.has_work and harness.core.settle() == []
     assert not harness.core.has_work
     harness.is_empty()
 

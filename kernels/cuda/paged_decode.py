@@ -146,22 +146,11 @@ def paged_decode_cuda(
     """
     X, H, D = q_XHD.shape
     _, B, G, _ = k_NBGD.shape
-    planned = (plan.num_heads, plan.num_kv_heads, plan.head_dim, plan.block_size)
-    if planned != (H, G, D, B):
-        raise ValueError(f"heads, K/V heads, size, block are {(H, G, D, B)}, planned {planned}")
+    plan.check(q_XHD, k_NBGD, v_NBGD, tables_RM, lengths_X)
     if D not in HEAD_DIMS or H // G > MAX_GROUP:
         raise ValueError(f"head size {D} in groups of {H // G}, not 64 or 128 in at most 8")
-    if q_XHD.dtype not in TYPES or not q_XHD.dtype == k_NBGD.dtype == v_NBGD.dtype == plan.dtype:
-        raise ValueError(f"q is {q_XHD.dtype}, K {k_NBGD.dtype}, planned {plan.dtype}")
-    if plan.planned is None or plan.planned.data_ptr() != lengths_X.data_ptr():
-        raise ValueError("the plan was made for other lengths: call plan.update(lengths_X) first")
-    if len(plan.planned) != X:
-        raise ValueError(f"{X} queries, and a plan of {len(plan.planned)} sequences")
-    if k_NBGD.stride() != v_NBGD.stride():
-        raise ValueError(f"K has strides {k_NBGD.stride()}, V {v_NBGD.stride()}")
-    last = (q_XHD.stride(2), k_NBGD.stride(3), tables_RM.stride(1))
-    if last != (1, 1, 1):
-        raise ValueError(f"the last dimension of q, K, tables has strides {last}, not 1")
+    if q_XHD.dtype not in TYPES:
+        raise ValueError(f"q is {q_XHD.dtype}, not one of {', '.join(map(str, TYPES))}")
     if any(stride * q_XHD.element_size() % ALIGNMENT for stride in k_NBGD.stride()[:3]):
         raise ValueError(f"strides {k_NBGD.stride()} of K are no multiples of {ALIGNMENT} bytes")
     if any(stride % 2 for stride in q_XHD.stride()[:2]):

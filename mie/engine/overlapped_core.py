@@ -80,7 +80,7 @@ class OverlappedCore(EngineCore):
         except BaseException:
             self._lose_all(plan)
             raise
-        return self._land() + self.settle()
+        return self._land()
 
     def settle(self) -> list[SequenceOutput]:
         """Take in what is out and nobody waits for: all of its sequences have ended."""

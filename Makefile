@@ -3,6 +3,7 @@
 # package called `kernels` there breaks transformers (pyproject.toml says why).
 
 PYTHON ?= python3
+JOBS   ?= 2# processes that run unit tests side by side
 BIN    := .venv/bin
 READY  := .venv/.ready
 PAGES  := build/html/index.html
@@ -31,7 +32,7 @@ serve: $(READY) ## Serve the built book on http://127.0.0.1:8000
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/html 8000
 
 test: lint model ## Style, types, unit tests, and every chapter
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --ignore=tests/test_published_book.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --ignore=tests/test_published_book.py
 	$(BIN)/python tools/execute_chapters.py
 
 test-gpu: $(READY) ## Everything, on a machine with a CUDA device

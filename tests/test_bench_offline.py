@@ -150,7 +150,8 @@ def test_the_window_is_the_middle_and_the_scheduler_is_a_part_of_it(result):
 def test_one_engine_ran_it_all_and_its_prefix_cache_found_nothing(result, schedulers):
     memory = schedulers[0].memory
     assert memory.prefix_cache.hits.hit == 0
-    assert memory.prefix_cache.hits.queried == 3 * 120
+    runs = 4 if DEVICE.type == "cuda" else 3  # the warm-up, two runs, one under the profiler
+    assert memory.prefix_cache.hits.queried == runs * 120
     assert not schedulers[0].has_work or DEVICE.type == "cuda"  # whose profile stops in the middle
 
 

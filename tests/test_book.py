@@ -221,6 +221,55 @@ def test_every_recording_loads_with_its_stamp(path):
         assert recorded(name, loaded[name], "", loaded.stamp).cause == loaded.stamp
 
 
+ACCOUNT = {
+    "decode attention": (["decode_attention"], ["bound_kv"]),
+    "products, prefill attention": (
+        ["products", "prefill_attention"],
+        ["bound_weights", "bound_prefill"],
+    ),
+    "norms, RoPE, K/V writes, SwiGLU": (["between_products"], []),
+    "sampling": (["sampling"], []),
+    "no kernel runs": (["idle"], []),
+    "first kernel to last": (["span"], ["bound_kv", "bound_weights", "bound_prefill"]),
+}
+
+
+def table_rows(text: str) -> dict[str, list[float]]:
+    """First cell of each row of a Markdown table -> the numbers that stand alone in the others."""
+    rows = {}
+    for line in text.splitlines():
+        first, *rest = [cell.strip() for cell in line.strip("| ").split("|")]
+        rows[first] = [
+            float(cell.replace(",", "")) for cell in rest if re.fullmatch(r"[\d.,]+", cell)
+        ]
+    return rows
+
+
+@pytest.mark.parametrize("row", ACCOUNT)
+def test_the_account_in_chapter_17_is_the_recorded_one(row):
+    cells = json.loads((ROOT / "chapters/17-overlap.ipynb").read_text())["cells"]
+    shown = table_rows("\n".join("".join(cell["source"]) for cell in cells))[row]
+    account = recording("h200-account")
+    expected = [
+        sum(account[f"{run}_{name}_s"] for name in names)
+        for run in ("qwen3-0.6b_nano", "qwen2.5-7b_nano", "qwen2.5-7b_chat")
+        for names in ACCOUNT[row]
+    ]
+    assert shown == [pytest.approx(value, abs=0.0051) for value in expected]
+
+
+@pytest.mark.parametrize("model", ["qwen3-0.6b", "qwen2.5-7b"])
+@pytest.mark.parametrize("workload", ["nano", "single", "chat"])
+def test_the_rates_in_the_readme_are_the_recorded_ones(model, workload):
+    rows = table_rows((ROOT / "README.md").read_text())
+    name = f"{model}, {workload}"
+    if name not in rows:
+        assert (model, workload) == ("qwen3-0.6b", "chat")  # not measured
+        return
+    measured = recording(f"h200-{model}-{workload}")
+    assert rows[name][-1] == round(measured["output_tokens_per_s"])
+
+
 def test_the_limits_of_an_h200_are_recorded_in_plain_units():
     h200 = recording("h200-limits")
     assert h200.stamp == "NVIDIA H200 · torch 2.11.0+cu130 · 2026-11-29"

@@ -41,7 +41,10 @@ def config(**settings) -> EngineConfig:
 
 
 def tokens(decoder, kernels, parts=None) -> list[int | None]:
-    core = assemble(decoder, config(kernels=kernels), parts).core
+    return answer(assemble(decoder, config(kernels=kernels), parts).core)
+
+
+def answer(core) -> list[int | None]:
     core.add(Request("a", (3, 1, 4, 1, 5), SamplingParams(max_tokens=STEPS)))
     outputs = []
     while core.has_work:
@@ -58,7 +61,9 @@ def test_it_is_called_behind_every_addition_and_the_tokens_stay(decoder):
 
     expected = tokens(decoder, "torch")
     assert len(expected) == STEPS
-    assert tokens(decoder, "triton", {"add_rms_norm": mine}) == expected
+    core = assemble(decoder, config(kernels="triton"), {"add_rms_norm": mine}).core
+    calls.clear()  # on a GPU the engine tries its largest step before it starts
+    assert answer(core) == expected
     assert calls == [5] * 2 * LAYERS + [1] * 2 * LAYERS * (STEPS - 1)
 
 

@@ -286,9 +286,9 @@ def _num_tokens(requests: Sequence[Request]) -> int:
 # -- a look inside -------------------------------------------------------------------------------
 
 
-def _advance(engine: Engine, workload: StandardWorkload, tell: Tell) -> None:
+def _advance(engine: Engine, workload: StandardWorkload, tell: Tell, salt: str = "profile") -> None:
     """To where half of the output is out: the window of a run begins there."""
-    core, requests = engine.core, workload.requests("profile")
+    core, requests = engine.core, workload.requests(salt)
     total, out = _num_tokens(requests), 0
     tell("profile", 0, total)
     for request in requests:
@@ -305,6 +305,8 @@ def _profile_gpu(
     _advance(engine, workload, tell)
     recorded = profile_steps(core.step, lambda: core.has_work, WINDOW, decoder.device)
     if file:
+        if not core.has_work:  # a short run, all of it recorded: the same steps once more
+            _advance(engine, workload, tell, "look")
         look, *_ = profile_steps(
             core.step, lambda: core.has_work, WINDOW, decoder.device, operations=True
         )
